@@ -68,7 +68,10 @@ def explain_command(
     changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, schedule, rows, device))
     _check_pages(spec, html, every, changed, compared)
     if html is not None and every:
-        return _write_all(html, output)
+        from lngen.explain.page import golden_pages
+
+        with progress_bar("explaining") as progress:
+            return _write({html / name: text for name, text in golden_pages(progress)}, output)
     arches, gpu = target(arches, device)
     if len(arches) > 1:
         raise click.UsageError(f"explain takes one --arch, got {', '.join(arches)}.")
@@ -77,7 +80,7 @@ def explain_command(
     check_arch(kernels.plan.schedule, arches[0])
     subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
     if why_not is not None:
-        from lngen.explain.why_not import why_not as answer
+        from lngen.explain.reasons import why_not as answer
 
         sections: tuple[Section, ...] = (answer(subject, why_not),)
     else:
@@ -105,14 +108,6 @@ def _check_pages(spec: str | None, html: Path | None, every: bool, changed: bool
     if why is not None:
         more = "; a folder takes --all" if html and html.is_dir() else ""
         raise click.UsageError(f"--html '{html}' cannot be written: {why}; name a place that can be written to{more}.")
-
-
-def _write_all(folder: Path, output: Output) -> None:
-    """A page for each golden kernel, and the index."""
-    from lngen.explain.page import golden_pages
-
-    with progress_bar("explaining") as progress:
-        _write({folder / name: text for name, text in golden_pages(progress)}, output)
 
 
 def _write(pages: Mapping[Path, str], output: Output) -> None:

@@ -26,13 +26,8 @@ def joined(amounts: Iterable[Amount]) -> Amount:
     return sum(amounts, Counter[tuple[Axis, ...]]())
 
 
-def times(amount: Amount, factor: int) -> Amount:
-    """The amount, multiplied."""
-    return Counter({axes: factor * n for axes, n in amount.items()})
-
-
 def bytes_of(*values: Value) -> Amount:
-    """The bytes of the values, each once."""
+    """The bytes of the values."""
     return joined(Counter({v.type.axes: v.type.dtype.size}) for v in values)
 
 

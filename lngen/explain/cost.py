@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
 from math import log
 from typing import Any
 
-from lngen.bench.store import source_digest
-from lngen.bench.tasks import LATENCY
-from lngen.config import data_dir
+from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
-from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si, times
-from lngen.explain.evidence import of_rows
-from lngen.explain.fusion import moved
+from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
+from lngen.explain.evidence import records, time_and_terms
 from lngen.explain.section import Block, Section, Table, Text
+from lngen.explain.steps import moved
 from lngen.explain.subject import Subject
-from lngen.files import parse_json, read
 from lngen.ir import REDUCTIONS, DType, Graph, Value
 from lngen.ir.types import axes_union
-from lngen.schedule.model import MODEL, estimates, features, terms
-from lngen.schedule.recorded import LARGEST
-from lngen.schedule.space import Schedules
+from lngen.schedule.model import MODEL
 from lngen.spec import Spec
 
 # Flops of an operation. Casts, comparisons, signs and operations on bits are counted beside them.
@@ -47,7 +41,7 @@ def operations(graph: Graph) -> dict[str, Amount]:
 
 def flops(graph: Graph) -> Amount:
     """The floating-point operations."""
-    return joined(times(amount, FLOPS[kind]) for kind, amount in operations(graph).items())
+    return joined(amount for kind, amount in operations(graph).items() for _ in range(FLOPS[kind]))
 
 
 def kept(spec: Spec) -> Mapping[str, list[Value]]:
@@ -87,63 +81,27 @@ def bound(subject: Subject) -> dict[str, Any]:
     """
     if subject.plan.kernels[0].row is None:
         return {}
-    s, p, device = subject.schedule, subject.problem, subject.device
-    f = features(Schedules.of([s]), of_rows(p, s), subject.rows, device)
-    parts = {name: float(us[0]) for name, us in asdict(terms(f, device)).items()}
-    expected, factor = float(estimates(f, device)[0]), parts["spill_factor"]
+    expected, parts = time_and_terms(subject.schedule, subject.problem, subject.rows, subject.device)
     powers = {name: parts[name] ** MODEL.blend for name in ("memory", "issuing", "waiting", "starting")}
-    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * factor
+    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * parts["spill_factor"]
     shares = {"memory": powers["memory"] * scale, "issue slots": powers["issuing"] * scale}
     shares["latency and fixed time"] = expected - sum(shares.values())
     return {"us": expected, "terms": parts, "shares": shares, "by": max(shares, key=lambda name: shares[name])}
 
 
-def records(subject: Subject) -> list[dict[str, Any]]:
-    """Measured times of the spec by GPU and way of calling, at the recorded rows nearest to the subject's.
+def measured(subject: Subject) -> list[dict[str, Any]]:
+    """Recorded times of the spec by GPU and way of calling, at the recorded rows nearest to the subject's.
 
     There it is the time of the subject's schedule, or else the shortest.
     """
-    found: dict[tuple[str, str], dict[str, Any]] = {}
-    schedule = str(subject.schedule)
-    near = [(abs(log(r["rows"] / subject.rows)), r["schedule"] != schedule, r["us"], r) for r in _recorded(subject)]
-    for *_, r in sorted(near, key=lambda item: item[:3]):
-        found.setdefault((r["GPU"], r["calls"]), r)
+    spec, schedule, found = subject.plan.spec, str(subject.schedule), dict[tuple[str, str], dict[str, Any]]()
+    timed = [(abs(log(r.rows / subject.rows)), r.schedule != schedule, r.us, r) for r in records(str(spec)) if r.us]
+    for *_, us, r in sorted(timed, key=lambda item: item[:3]):
+        about = {"GPU": r.device, "rows": r.rows, "us": us, "GB/s": gb_s(floor_bytes(spec, r.rows), us)}
+        version = " ".join(filter(None, (r.version, r.date)))
+        about |= {"calls": r.calls, "schedule": r.schedule, "version": version, "generator": r.generator}
+        found.setdefault((r.device, r.calls), about)
     return [*found.values()]
-
-
-def _recorded(subject: Subject) -> Iterator[dict[str, Any]]:
-    """All times of the spec: trials of tune, records of bench, and points of sweeps, whose files are named by GPU.
-
-    ``generator``: whether that which made the kernel is today's. An installed package has no records.
-    """
-    folder, spec, today = data_dir("generated"), str(subject.plan.spec), source_digest()
-    least = bytes_of(*subject.plan.inputs, *subject.plan.outputs)
-    for path in sorted([*folder.glob("tuned/*.jsonl"), *folder.glob("bench/*.json")]):
-        raw = read(path, LARGEST)
-        lines = [line for line in raw.splitlines() if f'"{spec}"'.encode() in line]
-        whole = lines and path.suffix == ".json"
-        data: dict[str, Any] = parse_json(raw) if whole else {"records": [*map(parse_json, lines)]}
-        about = data.get("conditions", {})
-        date = "".join(run.get("date", "")[:10] for run in data.get("runs", [])[:1])
-        gpu = about.get("device", described().get(path.stem.partition("-")[0], subject.device).name)
-        swept = ((p | {"in_turn": None}, p["us"]) for p in data.get("points", ()) if p["spec"] == spec)
-        points = [p | {"schedule": s, "us_median": us} for p, of in swept for s, us in of.items()]
-        timed = [r for r in [*data.get("records", ()), *points] if r["spec"] == spec and r.get("us_median")]
-        for r in timed:
-            if r.get("schedule") and r.get("kind") != LATENCY and r.get("status", "correct") == "correct":
-                calls = about.get(f"provider {r['provider']}", about["method"]) if about else ""
-                in_turn = r.get("in_turn", bool(calls) and "begins while" not in calls)
-                version = [f"lngen {about['lngen']}" if about else "", r.get("compiler", ""), r.get("date", date)]
-                yield {
-                    "GPU": r.get("device", gpu),
-                    "rows": r["rows"],
-                    "us": r["us_median"],
-                    "GB/s": at(least, replace(subject, expected=r["rows"])) / r["us_median"] / 1e3,
-                    "calls": {True: "in turn", False: "overlapped"}.get(in_turn, "not recorded"),
-                    "schedule": r["schedule"],
-                    "version": " ".join(filter(None, version)),
-                    "generator": ("today's" if about["kernels"] == today else "earlier") if about else "not recorded",
-                }
 
 
 # ---- the section ----
@@ -162,7 +120,7 @@ def cost(subject: Subject) -> Section:
     table = [("flops", formula(work), si(at(work, subject)), f"{at(work, subject) / at(least, subject):.3g} a byte")]
     table += ((name, formula(n), si(at(n, subject), "B"), text) for name, (n, text) in amounts.items() if n)
     table += [("workspace", "", si(buffers, "B"), f"for L2, which has {device.l2_mib} MiB")] * bool(buffers)
-    double, limit, found = plan.accumulator is DType.F64, bound(subject), records(subject)
+    double, limit, found = plan.accumulator is DType.F64, bound(subject), measured(subject)
     roofs = [roofline(d, at(least, subject), at(work, subject), double=double) for d in described().values()]
     mine = {str(subject.schedule): "this one"}
     operations_text = ", ".join(f"{kind} {formula(n)}" for kind, n in kinds.items())

@@ -6,14 +6,13 @@ All of it is read from the graphs after the passes and from their log. Every tex
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 
 from lngen.explain.notation import RESERVED, Notation, forward_names
-from lngen.explain.section import WIDTH, Lines, Section, Table, Text
+from lngen.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
 from lngen.explain.subject import Subject
 from lngen.ir import WIDE, Graph, Value, is_row_fold
 from lngen.ir.builder import fresh
@@ -49,8 +48,8 @@ def _forward(spec: Spec) -> Section:
     named = {v.name: text for v, text in names.items()}
     passes = (f"{key} ({', '.join(named.get(v, v) for v in vs)}): {PASSES[key]}" for key, vs in changed.items())
     blocks = (
-        Lines(_wrapped(f"{e['name']} = {e['equation']}" for e in equations), "Equations, without roundings"),
-        Lines(_wrapped(passes), "What the passes changed, in their order"),
+        Lines(_continued(f"{e['name']} = {e['equation']}" for e in equations), "Equations, without roundings"),
+        Lines(_continued(passes), "What the passes changed, in their order"),
         Text(f"lngen explain {spec.with_direction('bwd')} shows the gradients that are derived from these equations."),
     )
     data = {"names": _by_text(names), "forward": equations, "passes": changed}
@@ -182,20 +181,17 @@ class _Derivation:
         head = "Forward, and the derivative of each equation (dv is the cotangent of v)"
         blocks = (
             Table(("equation", "adds to the cotangents"), tuple(self._rows(equations)), head),
-            Lines(_wrapped(lines), "Cotangents as sums of products, where more than that acted"),
-            Lines(_wrapped(self._identities()), "Identities that acted, and where"),
-            Lines(_wrapped(self._closed_form()), "The gradients"),
+            Lines(_continued(lines), "Cotangents as sums of products, where more than that acted"),
+            Lines(_continued(self._identities()), "Identities that acted, and where"),
+            Lines(_continued(self._closed_form()), "The gradients"),
         )
         return Section("derivation", "Derivation", blocks, data)
 
     def _rows(self, equations: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
         """The equations, and what each adds to the cotangents of its operands."""
-        left = {e["name"]: f"{e['name']} = {e['equation']}" for e in equations}
-        width = max(WIDTH // 2, WIDTH - 4 - max(map(len, left.values()), default=0))
-        for name, equation in left.items():
-            adds = ";  ".join(f"{d['to']} += {d['adds']}" for d in self.derivatives if d["of"] == name)
-            first, *more = textwrap.wrap(adds, width, break_on_hyphens=False) or ["-"]
-            yield from [(equation, first), *(("", part) for part in more)]
+        for e in equations:
+            adds = (f"{d['to']} += {d['adds']}" for d in self.derivatives if d["of"] == e["name"])
+            yield f"{e['name']} = {e['equation']}", ";  ".join(adds) or "-"
 
     def _identities(self) -> Iterator[str]:
         for key, why in IDENTITIES.items():
@@ -236,11 +232,7 @@ def _changed(trace: Trace) -> dict[str, list[str]]:
     return {key: found[key] for key in PASSES if found.get(key)}
 
 
-def _wrapped(lines: Iterable[str]) -> tuple[str, ...]:
+def _continued(lines: Iterable[str]) -> tuple[str, ...]:
     """Lines that fit the section; what continues one is indented."""
-    found: list[str] = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()))
-        parts = textwrap.wrap(line.lstrip(), WIDTH - 2 - len(indent), subsequent_indent="    ", break_on_hyphens=False)
-        found += [indent + part for part in parts]
-    return tuple(found)
+    indented = ((line.lstrip(), " " * (len(line) - len(line.lstrip()))) for line in lines)
+    return tuple(part for text, indent in indented for part in wrapped(text, indent, f"{indent}    "))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from lngen.explain.lives import CLUSTER, GLOBAL, REGISTERS, SHARED, columns, lives
+from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, columns, lives
 from lngen.lower import Kernel
 from lngen.lower.plan import Plan
 from lngen.problem.footprint import cluster_tile
@@ -101,14 +101,12 @@ def kernel_drawing(kernel: Kernel, plan: Plan) -> str:
 
 
 def trial_drawing(trials: Sequence[Mapping[str, Any]], chosen: str) -> str:
-    """Measured times over predicted ones, in us, on logarithmic axes; without predictions over their rank."""
-    timed = sorted((t["measured_us"], t["schedule"], t.get("predicted_us")) for t in trials if t.get("measured_us"))
-    predicted = all(expected for _, _, expected in timed)
-    points = [(float(expected if expected and predicted else n), us, s) for n, (us, s, expected) in enumerate(timed, 1)]
+    """Measured times over predicted ones, in us, on logarithmic axes; empty without measured ones."""
+    points = sorted((t["measured_us"], t["predicted_us"], t["schedule"]) for t in trials if t["measured_us"])
     if not points:
         return ""
     height, left, right, bottom = 420.0, 60.0, WIDTH - 10.0, 44.0
-    shown = [us for x, y, _ in points for us in ((x, y) if predicted else (y,))]
+    shown = [us for *times, _ in points for us in times]
     low, high = min(shown) / 1.1, max(shown) * 1.1
 
     def share(us: float) -> float:
@@ -117,19 +115,17 @@ def trial_drawing(trials: Sequence[Mapping[str, Any]], chosen: str) -> str:
     def up(us: float) -> float:
         return 20 + (1 - share(us)) * (height - bottom - 20)
 
-    def along(x: float) -> float:
-        return left + (share(x) if predicted else x / (len(points) + 1)) * (right - left)
+    def along(us: float) -> float:
+        return left + share(us) * (right - left)
 
     parts = [_text(0, 10, "measured time in us", "label")]
-    parts.append(_text(right, height - 6, "predicted time in us" if predicted else "rank", "label", "end"))
+    parts.append(_text(right, height - 6, "predicted time in us", "label", "end"))
     for tick in _ticks(low, high):
         parts.append(_line(left, up(tick), right, up(tick), "grid"))
         parts.append(_text(left - 8, up(tick) + 4, f"{tick:g}", "label", "end"))
-        if predicted:
-            parts.append(_text(along(tick), height - bottom + 18, f"{tick:g}", "label", "middle"))
-    if predicted:
-        parts.append(_line(along(low), up(low), along(high), up(high), "zoom"))
-    for x, us, schedule in sorted(points, key=lambda point: point[2] == chosen):
+        parts.append(_text(along(tick), height - bottom + 18, f"{tick:g}", "label", "middle"))
+    parts.append(_line(along(low), up(low), along(high), up(high), "zoom"))
+    for us, x, schedule in sorted(points, key=lambda point: point[2] == chosen):
         kind, radius = ("chosen", 6) if schedule == chosen else ("trial", 4)
         about = f"<title>{escape(f'{schedule}: {us:.2f} us')}</title>"
         parts.append(f'<circle cx="{along(x):.1f}" cy="{up(us):.1f}" r="{radius}" class="{kind}">{about}</circle>')

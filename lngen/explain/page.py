@@ -26,8 +26,8 @@ from lngen.devices import DEFAULT_ARCH, capability, device_for
 from lngen.explain import explain
 from lngen.explain.drawing import CLASSES, kernel_drawing, row_drawing, trial_drawing
 from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
-from lngen.explain.lives import lives
 from lngen.explain.section import Section
+from lngen.explain.steps import lives
 from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
 from lngen.inspect import KernelCode, Location, machine_code
@@ -78,8 +78,7 @@ def version(subject: Subject, arch: str, text: str) -> Version:
     if "=" in text and not Path(text).exists():
         return built(subject.compilation.kernels(parse_schedule(text, subject.schedule)), arch, text)
     source, binary = (packed(Path(text), kernels.plan, arch, kind) for kind in ("cu", "cubin"))
-    fields = ((key, "yes" if value is True else value) for key, value in binary.entry["schedule"].items() if value)
-    schedule = ",".join(f"{key}={value}" for key, value in fields)
+    schedule = binary.entry["schedule"]["text"]
     return Version(text, arch, schedule, source.data.decode(errors="replace"), binary.machine_code(arch))
 
 

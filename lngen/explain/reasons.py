@@ -1,30 +1,33 @@
-"""Why a schedule was chosen: where it comes from, the time it is expected to take, its fields and their neighbours."""
+"""Why a schedule was chosen, and not another: its origin, its expected time, its fields and their neighbours."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from lngen.devices import default_device
-from lngen.explain.evidence import Evidence, Verdict, of_rows, percent, predicted
-from lngen.explain.neighbours import Value, broken_rule, changes, neighbour, values
-from lngen.explain.section import WIDTH, Lines, Section, Table, Text
+from lngen.errors import CompileError, EmitError, LowerError, MissingError
+from lngen.explain.evidence import Evidence, Verdict, percent, predicted
+from lngen.explain.neighbours import broken_rule, changed, changes, neighbour, values
+from lngen.explain.section import Block, Lines, Section, Table, Text, entry
 from lngen.explain.subject import Subject
 from lngen.files import sha256
 from lngen.problem import Schedule
 from lngen.problem.schedule import value_text
 from lngen.schedule import workload
-from lngen.schedule.model import TERMS, estimated, features, terms
-from lngen.schedule.space import FIELDS, Schedules
+from lngen.schedule.accuracy import REPEATED
+from lngen.schedule.model import TERMS, estimated, features
+from lngen.schedule.space import FIELDS
 from lngen.schedule.table import MANY, origins
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
-
+TIMES = "predicted_us", "measured_us"
 SHORT = 56  # columns of a rule beside a field
 
 # What takes the time of a term.
@@ -39,19 +42,17 @@ PHRASES = {
     "atomics": "all blocks wait for atomic operations",
 }
 
-Other = tuple[Schedule, float, float | None]  # with its predicted and its measured time
-Field = tuple[str, Value, Schedule, Verdict]  # a field's name, a neighbouring value, the schedule with it, the answer
-
 
 def reasons(subject: Subject) -> Section:
     """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
     e = Evidence(subject)
     source, about = _source(e)
-    expected, parts = time_and_terms(e, subject.schedule)
+    expected, parts = e.terms(subject.schedule)
     largest = max(TERMS, key=parts.__getitem__)
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
     numbers = tuple(f"{n:.3g}" for n in parts.values())
+    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in TIMES), o["changes"]) for o in others)
     blocks = (
         Text(about),
         Text(
@@ -62,7 +63,7 @@ def reasons(subject: Subject) -> Section:
             (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
         ),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), tuple(_rows(subject.schedule, others))),
+        Table(("predicted us", "measured us", "the best others, as changes"), best),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
@@ -71,10 +72,8 @@ def reasons(subject: Subject) -> Section:
     )
     return Section("schedule", "Schedule", blocks, {
         "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": expected, "terms": parts,
-        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs],
-        "others": [{"schedule": str(s), "predicted_us": us, "measured_us": m} for s, us, m in others],
-        "fields": [_field(subject.schedule, *found) for found in fields],
-        "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
+        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs], "others": others,
+        "fields": fields, "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
     })  # fmt: skip
 
 
@@ -115,7 +114,7 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
     """What the model alone would choose, and how it fares."""
     if rank == 0:
         return f"It is also the first of the {len(order)} schedules that the model ranks."
-    spills = time_and_terms(e, e.subject.schedule)[1]["spill_factor"] > 1
+    spills = e.terms(e.subject.schedule)[1]["spill_factor"] > 1
     why = "it expects spills" if spills else "it is not in the space"
     text = f"The model ranks it {rank + 1} of {len(order)}" if rank else f"The model does not rank it: {why}"
     found = e.against(order[0])
@@ -123,14 +122,6 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
 
 
 # ---- what it takes ----
-
-
-def time_and_terms(e: Evidence, s: Schedule) -> tuple[float, dict[str, float]]:
-    """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
-    device = e.subject.device
-    found = terms(features(Schedules.of([s]), of_rows(e.subject.problem, s), e.rows, device), device)
-    parts = {name: round(float(getattr(found, name)[0]), 4) for name in (*TERMS, "spill_factor")}
-    return round(float(e.expected(s)[0]), 4), parts
 
 
 def _error(e: Evidence, largest: str) -> str:
@@ -161,7 +152,7 @@ def _measured(e: Evidence) -> str:
     return f"Measured: {run}. The chosen one, {version}, takes {us:.4g} us, {place}."
 
 
-def _others(e: Evidence) -> list[Other]:
+def _others(e: Evidence) -> list[dict[str, Any]]:
     """The best others: some as they were measured, then as the model ranks them at these rows."""
     times = e.runs[0].times if e.runs else {}
     p, device = e.subject.problem, e.subject.device
@@ -171,15 +162,10 @@ def _others(e: Evidence) -> list[Other]:
     _, first = np.unique(np.round(e.times[clean], 2), return_index=True)  # of those that the model cannot tell apart
     by_model = e.space.take(clean[first[: OTHERS + 1]])
     chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
-    return [(s, round(us, 4), times.get(s)) for s, us in zip(chosen, e.expected(*chosen).tolist(), strict=True)]
-
-
-def _rows(chosen: Schedule, others: list[Other]) -> Iterator[tuple[str, str, str]]:
-    """Cells for the others; a long text goes on in the next row."""
-    for s, us, measured in others:
-        first, *more = textwrap.wrap(changes(chosen, s).replace(",", ", "), WIDTH - 30)
-        yield f"{us:.4g}", f"{measured:.4g}" if measured else "-", first.replace(", ", ",")
-        yield from (("", "", line.replace(", ", ",")) for line in more)
+    return [
+        {"schedule": str(s), "changes": changes(e.subject.schedule, s), "predicted_us": us, "measured_us": times.get(s)}
+        for s, us in zip(chosen, e.expected(*chosen).round(4).tolist(), strict=True)
+    ]
 
 
 def _trials(e: Evidence) -> list[dict[str, Any]]:
@@ -189,43 +175,90 @@ def _trials(e: Evidence) -> list[dict[str, Any]]:
     run = e.runs[0]
     times = predicted(run.trials, e.subject.problem, run.rows, e.subject.device).tolist()
     return [
-        {"schedule": str(s), "predicted_us": round(us, 4), "measured_us": t.us_median, "status": t.status}
-        for us, (s, t) in zip(times, run.trials.items(), strict=True)
+        {"schedule": str(s), "predicted_us": round(us, 4), "measured_us": r.us, "status": r.status}
+        for us, (s, r) in zip(times, run.trials.items(), strict=True)
     ]
 
 
 # ---- its fields ----
 
 
-def _fields(e: Evidence) -> Iterator[Field]:
+def _fields(e: Evidence) -> Iterator[dict[str, Any]]:
     """Every field against its neighbours."""
-    s = e.subject
+    s, chosen = e.subject, e.subject.schedule
     for name in FIELDS:
-        for value in values(s.schedule, name):
-            other, rule = neighbour(s.schedule, name, value, e.space, e.times, s.problem, s.device)
-            yield name, value, other, _ruled(rule) if rule else e.against(other)
+        for value in values(chosen, name):
+            other, rule = neighbour(chosen, name, value, e.space, e.times, s.problem, s.device)
+            short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
+            short = textwrap.shorten(short, SHORT, placeholder=" ...")
+            found = Verdict("rule", short, rule) if rule else e.against(other)
+            about = {"field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other)}
+            yield {**about, "changes": changes(chosen, other), **vars(found)}
 
 
-def _ruled(rule: str) -> Verdict:
-    short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
-    return Verdict("rule", textwrap.shorten(short, SHORT, placeholder=" ..."), rule)
-
-
-def _field(chosen: Schedule, name: str, value: Value, other: Schedule, found: Verdict) -> dict[str, Any]:
-    return {
-        "field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other), "kind": found.kind,
-        "sentence": found.sentence, "numbers": found.times,
-    }  # fmt: skip
-
-
-def _lines(chosen: Schedule, found: list[Field]) -> Iterator[str]:
+def _lines(chosen: Schedule, fields: list[dict[str, Any]]) -> Iterator[str]:
     """A paragraph for each field; values that break the same rule share it."""
     for name in FIELDS:
         said: dict[str, list[str]] = {}
-        for _, value, other, verdict in (f for f in found if f[0] == name):
-            also = ",".join(c for c in changes(chosen, other).split(",") if not c.startswith(f"{name}="))
-            with_ = f" with {also}" if also and verdict.kind != "rule" else ""
-            said.setdefault(verdict.short, []).append(value_text(value) + with_)
+        for f in (f for f in fields if f["field"] == name):
+            also = ",".join(c for c in f["changes"].split(",") if not c.startswith(f"{name}="))
+            with_ = f" with {also}" if also and f["kind"] != "rule" else ""
+            said.setdefault(f["short"], []).append(value_text(f["other"]) + with_)
         text = "; ".join(f"{' or '.join(those)}: {short}" for short, those in said.items())
-        head = f"{name}={value_text(getattr(chosen, name))}"
-        yield from textwrap.wrap(f"{head:<20} {text}", WIDTH - 2, subsequent_indent=21 * " ", break_on_hyphens=False)
+        yield from entry(f"{name}={value_text(getattr(chosen, name))}", text)
+
+
+# ---- another schedule ----
+
+
+def why_not(subject: Subject, text: str) -> Section:
+    """The subject's schedule changed by ``text``, against it; ScheduleError for a text that is no schedule.
+
+    Stages and the grid follow, unless the text names them.
+    """
+    chosen = subject.schedule
+    asked = changed(chosen, text, subject.problem, subject.device)
+    data: dict[str, Any] = {"chosen": str(chosen), "asked": str(asked)}
+    rule = broken_rule(asked, subject.problem, subject.device)
+    used: list[dict[str, int]] = []
+    try:
+        with suppress(MissingError):  # without a compiler nothing is known of registers
+            used = [] if rule else [_resources(subject, s) for s in (chosen, asked)]
+    except (LowerError, EmitError, CompileError) as error:
+        rule = str(error).rstrip(".")
+    if rule or asked == chosen:
+        kind, answer = ("rule", f"It is illegal: {rule}.") if rule else ("same", "It is the chosen schedule.")
+        return _section(data | {"kind": kind, "sentence": rule or answer}, Text(answer))
+    e = Evidence(subject)
+    found, both = e.against(asked), [e.terms(s) for s in (chosen, asked)]
+    data |= {"rows": e.rows, **vars(found)}
+    columns = ("", "predicted us", *TERMS, *(("registers", "spilled") if used else ("spills",)))
+    cells = []
+    for name, (us, parts), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
+        data[f"{name}_numbers"] = {"predicted_us": us, "terms": parts, "resources": compiled}
+        last = compiled.values() if used else (parts["spill_factor"],)
+        cells.append((name, *(f"{n:.3g}" for n in (us, *(parts[t] for t in TERMS))), *map(str, last)))
+    spills = f"It spills {used[1]['spilled']} bytes a thread. " if used and used[1]["spilled"] else ""
+    table = Table(columns, tuple(cells), f"For {e.rows} rows on {subject.device.name}, us:")
+    return _section(data, Text(spills + _answer(found)), table)
+
+
+def _section(data: dict[str, Any], *blocks: Block) -> Section:
+    return Section("why_not", "Why not", (Text(f"Asked: {data['asked']}"), *blocks), data)
+
+
+def _resources(subject: Subject, s: Schedule) -> dict[str, int]:
+    """The most registers of a kernel, and bytes a thread that spill."""
+    used = subject.compilation.kernels(s).cubin(subject.device.arch).resources.values()
+    return {"registers": max(r.registers for r in used), "spilled": sum(r.spilled for r in used)}
+
+
+def _answer(found: Verdict) -> str:
+    """One sentence, and what follows from it."""
+    if found.kind == "unknown" or found.numbers is None:
+        more = "the model cannot tell; 'lngen tune' measures it" if found.numbers else "it did not get as far as a time"
+        return f"{found.sentence[0].upper()}{found.sentence[1:]}: {more}."
+    us, mine = found.numbers
+    same = found.kind == "measured" and abs(math.log(us / mine)) < REPEATED
+    word = "as fast, as far as times repeat" if same else "slower" if us > mine else "faster"
+    return f"It is {'expected to be ' * (found.kind == 'predicted')}{word}: {found.sentence}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns, under an optional heading; numbers are strings already, as they are to be read."""
+    """Rows of cells under columns, under an optional heading; numbers are strings; the last column is wrapped."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -53,12 +54,39 @@ class Section:
         return "\n".join(parts) + "\n"
 
 
+class _Wrapper(textwrap.TextWrapper):
+    """Keeps words whole, which may be equations or schedules."""
+
+    def __init__(self, width: int, first: str, rest: str) -> None:
+        super().__init__(width, first, rest, break_long_words=False, break_on_hyphens=False)
+
+
+class _CellWrapper(_Wrapper):
+    """Also breaks a line behind a comma."""
+
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=,)(?=\S)")
+
+
+def wrapped(text: str, first: str = "", rest: str = "", width: int = WIDTH - 2) -> list[str]:
+    """Lines of at most ``width`` columns, by default those of ``Lines``, and what precedes the first and the others."""
+    return _Wrapper(width, first, rest).wrap(text)
+
+
+def entry(label: str, text: str) -> list[str]:
+    """Lines of a label and its text, which begins and goes on in one column."""
+    return wrapped(text, f"{label:<20} ", " " * 21)
+
+
 def _lines(block: Block) -> list[str]:
     if isinstance(block, Text):
-        return textwrap.wrap(block.text, WIDTH, break_long_words=False, break_on_hyphens=False)
+        return wrapped(block.text, width=WIDTH)
     head = [block.heading] if block.heading else []
     if isinstance(block, Lines):
         return [*head, *(f"  {line}".rstrip() for line in block.lines)]
-    widths = [max(map(len, column)) for column in zip(block.columns, *block.rows, strict=True)]
     rows = (block.columns, *block.rows)
-    return [*head, *("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    for *cells, last in rows:
+        left = "".join(f"  {cell:<{width}}" for cell, width in zip(cells, widths, strict=True)) + "  "
+        wide = max(WIDTH, len(left) + WIDTH // 2)
+        head += _CellWrapper(wide, left, " " * len(left)).wrap(last) or [left.rstrip()]
+    return head

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from math import isfinite
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from lngen.check.real import evaluate
 from lngen.errors import SpecError
 from lngen.explain.hazards import Hazard, hazards
 from lngen.explain.ranges import Facts, largest
-from lngen.explain.section import WIDTH, Lines, Section, Table, Text
+from lngen.explain.section import Lines, Section, Table, Text, wrapped
 from lngen.explain.subject import Subject
 from lngen.interpret import interpret
 from lngen.ir import F64, WIDE, D, Eqn, Type, print_eqn, values_of
@@ -60,7 +59,7 @@ def _listed(found: Found) -> list[str]:
         likewise = f"; likewise {', '.join(str(e.out) for e, _ in others)}" if others else ""
         guard = f"guard: {hazard.guard}" if hazard.guard else ""
         lines.append(f"{print_eqn(first)}   ({hazard.name})")
-        lines += [f"  {line}" for text in (hazard.risk + likewise, guard) for line in wrap(text, WIDTH - 4)]
+        lines += [line for text in (hazard.risk + likewise, guard) for line in wrapped(text, "  ", "  ")]
     return lines or ["nothing that lngen knows"]
 
 

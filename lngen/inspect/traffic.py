@@ -5,25 +5,23 @@ Resources are the compiler's. Traffic is counted while the PTX is executed on Nu
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lngen.bench.tasks import value_bytes
 from lngen.compile import KernelSet
 from lngen.devices import DEFAULT_ARCH, Device, device_for
 from lngen.errors import LngenError
 from lngen.ir import WIDE
 from lngen.ir.numerics import Array
 from lngen.lower import Kernel, Plan, requested_shared
-from lngen.problem.footprint import cluster_tile, occupancy
+from lngen.problem.footprint import WARP, cluster_tile, occupancy
 from lngen.ptx import Traffic, run_plan
 from lngen.toolchain import Resources
 
 # ---- resources ----
-
-WARP = 32
 
 # A column of the table, and its key.
 COLUMNS = {
@@ -143,9 +141,7 @@ def row_units(plan: Plan, measured: list[KernelTraffic], rows: int) -> float:
 
 def traffic_text(plan: Plan, measured: list[KernelTraffic], rows: int) -> str:
     """Tables for a person: per kernel its tensors, its instructions per row element, its barriers."""
-    floor = {
-        v.name: math.prod(v.type.shape(rows, plan.spec.d)) * v.type.dtype.size for v in (*plan.inputs, *plan.outputs)
-    }
+    floor = {v.name: value_bytes(v, rows, plan.spec.d) for v in (*plan.inputs, *plan.outputs)}
     lines = [
         f"traffic {plan.name}, {rows} rows counted",
         f"  rows of {plan.spec.dtype}: {row_units(plan, measured, rows):.3f} units of M * D",

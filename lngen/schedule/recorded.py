@@ -32,12 +32,11 @@ LARGEST = 2**28  # bytes of a file of records
 
 @dataclass(frozen=True)
 class Point:
-    """A spec at a number of rows, with microseconds by schedule, of one run on a GPU, whose name may be unknown."""
+    """A spec at a number of rows, with microseconds by schedule, of one run."""
 
     spec: str
     rows: int
     times: Mapping[Schedule, float]
-    device: str = ""
 
     @property
     def problem(self) -> Problem:
@@ -57,14 +56,13 @@ def facts(spec: str) -> Problem:
     return problem(parsed.graph(), parsed.d, parsed.strides)
 
 
-def points(paths: Sequence[Path], provider: str = "lngen", spec: str = "") -> list[Point]:
+def points(paths: Sequence[Path], provider: str = "lngen") -> list[Point]:
     """The points of files in order: a sweep (.json with points), a bench (.json with records), trials (.jsonl).
 
-    ``spec``: the only one that is asked for; by default all are.
     Of several trials of a schedule in a file the one with the most rounds counts, and of these the last. Schedules that
     are no longer legal or valid are left out. LngenError for a file that is none of these.
     """
-    return [p for path in paths for p in _points(path, provider, spec) if p.times]
+    return [p for path in paths for p in _points(path, provider) if p.times]
 
 
 def latest(found: Sequence[Point]) -> list[Point]:
@@ -72,21 +70,18 @@ def latest(found: Sequence[Point]) -> list[Point]:
     return list({(p.spec, p.rows): p for p in found if len(p.times) > 1}.values())
 
 
-def _points(path: Path, provider: str, spec: str) -> Iterator[Point]:
+def _points(path: Path, provider: str) -> Iterator[Point]:
     try:
         raw = read(path, LARGEST)
         if path.suffix == ".jsonl":
-            trials = (parse_json(line) for line in raw.splitlines() if line.strip())
-            yield from _trials([t for t in trials if spec in ("", t["spec"])])
+            yield from _trials([parse_json(line) for line in raw.splitlines() if line.strip()])
             return
         data = parse_json(raw)
-        found = [r for r in data["points" if "points" in data else "records"] if spec in ("", r["spec"])]
         if "points" in data:
-            yield from (_point(p["spec"], p["rows"], p["us"], data.get("device", "")) for p in found)
+            yield from (_point(p["spec"], p["rows"], p["us"]) for p in data["points"])
         else:
-            device = data.get("conditions", {}).get("device", "")
-            timed = (r for r in found if r["provider"] == provider and r["schedule"] and r["us_median"])
-            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}, device) for r in timed)
+            rows = (r for r in data["records"] if r["provider"] == provider and r["schedule"] and r["us_median"])
+            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows)
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {reason(error)}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -108,7 +103,7 @@ def _trials(trials: Sequence[Any]) -> Iterator[Point]:
         yield _point(spec, rows, {schedule: us for schedule, (_, us) in times.items()})
 
 
-def _point(spec: str, rows: int, times: Mapping[str, float], device: str = "") -> Point:
+def _point(spec: str, rows: int, times: Mapping[str, float]) -> Point:
     """A point with the schedules that are legal."""
     kept: dict[Schedule, float] = {}
     for text, us in times.items():
@@ -118,7 +113,7 @@ def _point(spec: str, rows: int, times: Mapping[str, float], device: str = "") -
                 kept[s] = us
         except (ScheduleError, SpecError):
             continue
-    return Point(spec, rows, kept, device)
+    return Point(spec, rows, kept)
 
 
 RECORDED = ("bench/h200-sweeps.json", "tuned/h200.jsonl")

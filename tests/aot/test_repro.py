@@ -146,11 +146,7 @@ def test_what_a_machine_lacks_is_one_sentence(path: Path, run: Run) -> None:
     for there, code, said in (
         (None, 3, "A GPU with an NVIDIA driver is expected, but libcuda.so.1 cannot be loaded: libcuda.so.1: no such"),
         (FakeDriver(devices=0), 3, "the driver finds none that can be used: CUDA_ERROR_NO_DEVICE (100)."),
-        (
-            FakeDriver((8, 0)),
-            3,
-            "The machine code is for sm_90, and this driver with a GPU of sm_80 does not load it: ",
-        ),
+        (FakeDriver((8, 0)), 3, "is for sm_90, and this driver with a GPU of sm_80 does not load it: "),
         (gpu, 1, "cuLaunchKernelEx fails: CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (720)."),
     ):
         ended, _, err = run(there)

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from explained import subject_of
-from lngen import interpret as interpreter
+from explained import computed, subject_of
+from lngen import config
 from lngen.check.inputs import random_inputs
 from lngen.devices import described
 from lngen.explain import Subject, cost
 from lngen.explain.amounts import at
-from lngen.explain.cost import bound, flops, operations, peak, records
-from lngen.explain.fusion import moved, reads
+from lngen.explain.cost import bound, flops, measured, operations, peak
+from lngen.explain.steps import moved, reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
 from lngen.problem.footprint import vectors_per_thread
 from lngen.ptx import Traffic, run_plan
 from lngen.spec import Spec, parse_spec
+from lngen.tune.trials import Trial
 from own_graphs import own
 from schedules import cp_async, multipass, registers, tma, unaligned
 
@@ -104,16 +103,9 @@ GRAPHS += ["cross_entropy.bwd:d=10,dtype=f32", "dyt.bwd:d=6,dtype=f32", "layerno
 @pytest.mark.parametrize("spec", [*map(parse_spec, GRAPHS), own("scaled", "bwd"), own("larger"), own("loss", "bwd")])
 def test_flops_are_those_of_the_interpreter(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes arrays, or reduces them; each counts by the length that it has."""
-    done, value_of = Counter[str](), interpreter.value_of
-    subject, inputs = subject_of(spec, rows=3), random_inputs(spec, 3)
-
-    def watched(eqn: Any, args: Any, size: Any) -> Any:
-        out = value_of(eqn, args, size)
+    subject, done = subject_of(spec, rows=3), Counter[str]()
+    for eqn, args, out in computed(subject.plan.graph, random_inputs(spec, 3), monkeypatch):
         done[eqn.op] += np.broadcast(*args).size if eqn.op in REDUCTIONS else out.size
-        return out
-
-    monkeypatch.setattr(interpreter, "value_of", watched)
-    interpreter.interpret(subject.plan.graph, inputs)
     assert at(flops(subject.plan.graph), subject) == sum(WORK.get(op, 0) * n for op, n in done.items())
 
 
@@ -134,12 +126,12 @@ BOUND = {
     ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 2**20): "memory",
     ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 1): "latency and fixed time",
     ("layernorm.bwd:d=1024,dtype=bf16", multipass(64, 8), 2**20): "latency and fixed time",
-    ("layernorm_act.fwd:d=1024,dtype=bf16,act=gelu", None, 2**20): "issue slots",
+    ("layernorm_act.fwd:d=1024,dtype=bf16,act=gelu", "", 2**20): "issue slots",
 }
 
 
 @pytest.mark.parametrize("case", BOUND, ids=str)
-def test_the_largest_share_of_the_expected_time_bounds_it(case: tuple[str, Schedule | None, int]) -> None:
+def test_the_largest_share_of_the_expected_time_bounds_it(case: tuple[str, Schedule | str, int]) -> None:
     found = bound(subject_of(*case))
     assert sum(found["shares"].values()) == pytest.approx(found["us"])
     assert min(found["shares"].values()) >= 0
@@ -149,34 +141,25 @@ def test_the_largest_share_of_the_expected_time_bounds_it(case: tuple[str, Sched
 def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = subject_of("layernorm.fwd:d=1024,dtype=bf16", rows=1000)
     spec, mine = str(subject.plan.spec), str(subject.schedule)
-    trial = {
-        "spec": spec,
-        "rows": 1024,
-        "device": "A",
-        "compiler": "NVRTC 1",
-        "schedule": mine,
-        "us_median": 3,
-        "status": "correct",
-    }
-    trials = [trial, {**trial, "us_median": 2, "schedule": "form=old"}, {**trial, "rows": 9, "us_median": 1}]
-    trials += [{**trial, "spec": f"{spec},eps=1.0", "us_median": 1}, {**trial, "in_turn": True, "us_median": 4}]
+    trial = Trial(spec, 1024, "A", "NVRTC 1", mine, "", 0, "correct", us_median=3.0).to_json()
+    lines = [trial, {**trial, "us_median": 2.0, "schedule": "form=old"}, {**trial, "rows": 9, "us_median": 1.0}]
+    lines += [{**trial, "spec": f"{spec},eps=1.0", "us_median": 1.0}, {**trial, "in_turn": True, "us_median": 4.0}]
     bench = {"spec": spec, "rows": 500, "provider": "lngen", "schedule": "form=old", "us_median": 5}
     about = {"device": "B", "lngen": "0.0.9", "kernels": "0", "method": "each call waits"}
     benched = {"conditions": about, "records": [bench, {**bench, "kind": "latency", "us_median": 1}]}
-    (tmp_path / "tuned").mkdir()
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "tuned/x.jsonl").write_text("\n".join(map(json.dumps, trials)))
-    (tmp_path / "bench/y.json").write_text(json.dumps(benched))
-    (tmp_path / "bench/h100-z.json").write_text(json.dumps({"points": [{"spec": spec, "rows": 1000, "us": {mine: 6}}]}))
-    module = sys.modules["lngen.explain.cost"]  # the package has a function of this name
-    monkeypatch.setattr(module, "data_dir", lambda name: tmp_path)
-    found = {
-        (r["GPU"], r["calls"]): (r["rows"], r["us"], r["schedule"] == mine, r["version"]) for r in records(subject)
-    }
-    assert found == {
+    swept = {"device": "C", "points": [{"spec": spec, "rows": 1000, "us": {mine: 6}}]}
+    files = {"tuned/x.jsonl": lines, "tune/trials.jsonl": [{**trial, "device": "mine"}]}  # the last is the user's own
+    for name, listed in {**files, "bench/y.json": [benched], "bench/z.json": [swept]}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(map(json.dumps, listed)))
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "data_dir", lambda name: tmp_path)
+    found = measured(subject)
+    assert {(r["GPU"], r["calls"]): (r["rows"], r["us"], r["schedule"] == mine, r["version"]) for r in found} == {
+        ("mine", "overlapped"): (1024, 3, True, "NVRTC 1"),
         ("A", "overlapped"): (1024, 3, True, "NVRTC 1"),
         ("A", "in turn"): (1024, 4, True, "NVRTC 1"),
         ("B", "in turn"): (500, 5, False, "lngen 0.0.9"),
-        (described()["h100"].name, "not recorded"): (1000, 6, True, ""),
+        ("C", "not recorded"): (1000, 6, True, ""),
     }
     assert "no record" in str(cost(subject_of("layernorm.fwd:d=1025,dtype=bf16")))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from explained import subject_of
-from lngen import interpret as interpreter
+from explained import computed, subject_of
 from lngen.check.inputs import random_inputs
 from lngen.explain import fusion
 from lngen.explain.amounts import at, is_free
-from lngen.explain.fusion import steps, unfused, values
+from lngen.explain.fusion import unfused
 from lngen.explain.section import WIDTH
+from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, lives, steps
 from lngen.lower import Plan
 from lngen.passes import upstream
 from lngen.problem import depths
@@ -40,11 +38,14 @@ def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
             assert all(made[name] in upstream(graph.eqns, [made[u]]) for u in users), name
             assert all(levels[made[u]] > step["phase"] for u in users), "no earlier phase can compute it"
     text = subject_of(plan.spec, plan.schedule).kernels.text
-    for v in values(plan):
-        assert v["uses"] or v["name"] not in args, v
-        if v["axes"] == ["M", "D"] and v["name"] not in args and v["uses"]:
-            held, staged = f" {v['name']}_row_[Row::VECTORS];" in text, f" {v['name']}_shared_ = " in text
-            assert v["place"] == ("register" if held else "shared" if staged else "global"), v
+    assert {*args} == {name for step in every for name in step["defines"]}
+    for rows in (k for k in plan.kernels if k.row):
+        found = lives(rows, plan)
+        assert all(begin < end for stays in found.values() for _, begin, end in stays)
+        assert any(level == CLUSTER for stays in found.values() for level, *_ in stays) is (rows.cluster > 1)
+        for name in {t.name for t in rows.wide_inputs} & {name for step in every for name in step["loads"]}:
+            held, staged = f" {name}_row_[Row::VECTORS];" in text, f" {name}_shared_ = " in text
+            assert {level for level, *_ in found[name]} == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
 
 
 SPECS = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d=7,dtype=f16"))]
@@ -53,21 +54,14 @@ SPECS = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d
 @pytest.mark.parametrize("spec", [*SPECS, own("scaled", "bwd"), own("loss"), own("larger")], ids=str)
 def test_unfused_bytes_are_those_of_the_arrays(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the interpreter, which has an array for each equation."""
-    graph, value_of, inputs = spec.trace()["cse"], interpreter.value_of, random_inputs(spec, 5)
+    graph = spec.trace()["cse"]
     numbers = {e.out for e in graph.eqns if is_free(e) and not e.out.type.axes}
-    moved: list[int] = []
-
-    def watched(eqn: Any, args: Any, size: Any) -> Any:
-        out = value_of(eqn, args, size)
-        if eqn in graph.eqns and not is_free(eqn):
-            read = {a: x.nbytes for a, x in zip(eqn.args, args, strict=True) if a not in numbers}
-            moved.append(out.nbytes + sum(read.values()))
-        return out
-
-    monkeypatch.setattr(interpreter, "value_of", watched)
-    interpreter.interpret(graph, inputs)
+    done = computed(graph, random_inputs(spec, 5), monkeypatch)
+    apart = [(e, args, out) for e, args, out in done if e in graph.eqns and not is_free(e)]
+    read = [{a: x.nbytes for a, x in zip(e.args, args, strict=True) if a not in numbers} for e, args, _ in apart]
+    moved = sum(out.nbytes for *_, out in apart) + sum(sum(of.values()) for of in read)
     count, amount = unfused(spec)
-    assert (count, at(amount, subject_of(spec, rows=5))) == (len(moved), sum(moved))
+    assert (count, at(amount, subject_of(spec, rows=5))) == (len(apart), moved)
 
 
 def test_the_section_says_why_there_is_a_second_kernel() -> None:

@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
-import subprocess
-import sys
 import zlib
-from functools import cache
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from child import output, start
 from commands import fails, prints
+from explained import golden
 from lngen.aot.catalog import CATALOG, plans
-from lngen.compile import Compilation, KernelSet
 from lngen.config import data_dir
-from lngen.devices import device_for
 from lngen.emit import emit
-from lngen.explain import Section, Subject
+from lngen.explain import Section
 from lngen.explain.drawing import kernel_drawing, row_drawing, row_levels, trial_drawing
 from lngen.explain.line_map import line_map, ptx_lines
-from lngen.explain.lives import CLUSTER, GLOBAL, REGISTERS, SHARED, lives
 from lngen.explain.page import built, golden_page, page
 from lngen.explain.section import Lines, Table, Text
 from lngen.inspect import Location, sass
 from lngen.inspect.instruction_mix import kind
-from lngen.spec import parse_spec
 from lngen.toolchain.nvrtc import compiler_build
 
 ARCH = "sm_90"
 GOLDEN, SMALL = "layernorm.bwd:d=4096,dtype=bf16", "rmsnorm.bwd:d=1024,dtype=bf16,wrt=x"
 EVERY = [s if s == GOLDEN else pytest.param(s, marks=pytest.mark.full) for s in CATALOG]
-
-
-@cache
-def kernels_of(spec: str) -> KernelSet:
-    return Compilation(parse_spec(spec)).changed(CATALOG[spec], ARCH)
 
 
 def data_of(html: str) -> Any:
@@ -63,30 +52,23 @@ def test_every_value_has_statements_and_a_note_names_that_of_its_own() -> None:
 
 
 def test_a_statement_without_a_note_has_the_values_that_it_moves() -> None:
-    text = kernels_of(GOLDEN).text
-    found, lines = line_map(text, kernels_of(GOLDEN).plan.graph), text.splitlines()
+    text = golden(GOLDEN).kernels.text
+    found, lines = line_map(text, golden(GOLDEN).plan.graph), text.splitlines()
     by_code = {lines[s.first - 1].strip(): s for s in found.statements}
     assert by_code["load_row<Row, PlainLoad>(x_row_, x_shared_);"].values == ("x",)
-    assert (
-        by_code["stream_.wait();"].values
-        == by_code['extern "C" __global__ void __launch_bounds__(256, 1)'].values
-        == ()
-    )
+    alone = "stream_.wait();", 'extern "C" __global__ void __launch_bounds__(256, 1)'
+    assert [by_code[code].values for code in alone] == [(), ()]
     sums = next(s for code, s in by_code.items() if code.startswith("row_sums<"))
     assert (sums.last - sums.first, sums.values) == (1, ("mean_dy_gamma_sum", "mean_dy_gamma_xhat_sum"))
     header, *kernel = Location("lngen/a.cuh", 1, "f"), *(Location("k.cu", sums.first + n, "k") for n in (2, 3, 0))
     inner, outer = found.of_line[sums.first + 3], found.of_line[sums.first]
-    assert (found.decides([header, *kernel]), found.decides(kernel[2:]), found.decides([header])) == (
-        inner,
-        outer,
-        None,
-    )
+    assert [found.decides(where) for where in ([header, *kernel], kernel[2:], [header])] == [inner, outer, None]
 
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_ptx_and_machine_code_have_their_equations(spec: str) -> None:
     """The PTX is that without line numbers; half of the arithmetic has an equation, and all code a function."""
-    kernels = kernels_of(spec)
+    kernels = golden(spec).kernels
     shown = [line.text.split() for line in ptx_lines(kernels.ptx(ARCH, lines=True), kernels.plan.name)]
     assert [words for words in shown if words] == [w for w in map(str.split, kernels.ptx(ARCH).splitlines()) if w]
     found = line_map(kernels.text, kernels.plan.graph)
@@ -102,27 +84,19 @@ def test_ptx_and_machine_code_have_their_equations(spec: str) -> None:
 # ---- drawings ----
 
 
-def test_drawings_show_every_level_and_place() -> None:
+def test_drawings_are_svg_and_each_level_of_a_row_is_divided() -> None:
     for plan in plans():
         assert all(count > 1 for _, count, _ in row_levels(plan))
         for drawing in (row_drawing(plan), *(kernel_drawing(k, plan) for k in plan.kernels)):
             ElementTree.fromstring(drawing)
-        (rows,) = (lives(k, plan) for k in plan.kernels if k.row)
-        places, s = {name: [level for level, _, _ in stays] for name, stays in rows.items()}, plan.schedule
-        assert all(begin < end for stays in rows.values() for _, begin, end in stays)
-        assert any(CLUSTER in levels for levels in places.values()) is (s.cluster > 1)
-        staged, held = s.stages > 0, s.row_in_registers or not s.stages
-        once = [GLOBAL] + [SHARED] * staged + [REGISTERS] * held
-        assert places["x"] == ([GLOBAL] * 2 if s.form == "multipass" else once)
 
 
 def test_trials_are_points_and_the_chosen_one_is_marked() -> None:
     trials = [{"schedule": f"vec={n}", "predicted_us": n + 1.0, "measured_us": n + 2.0} for n in range(3)]
     failed = [{"schedule": "vec=9", "predicted_us": 1.0, "measured_us": None}]
-    for given in (trials + failed, [t | {"predicted_us": None} for t in trials]):
-        circles = [e for e in ElementTree.fromstring(trial_drawing(given, "vec=1")) if e.tag == "circle"]
-        assert [c.get("class") for c in circles] == ["trial", "trial", "chosen"]
-        assert len({c.get("cx") for c in circles}) == 3
+    circles = [e for e in ElementTree.fromstring(trial_drawing(trials + failed, "vec=1")) if e.tag == "circle"]
+    assert [c.get("class") for c in circles] == ["trial", "trial", "chosen"]
+    assert len({c.get("cx") for c in circles}) == 3
     assert trial_drawing(failed, "vec=9") == ""
 
 
@@ -132,8 +106,8 @@ def test_trials_are_points_and_the_chosen_one_is_marked() -> None:
 def test_texts_are_no_markup_and_values_are_links() -> None:
     bad = "<script>alert('%x')</script>&\"%nobody"
     blocks = Text(bad), Lines((bad,), bad), Table((bad,), ((bad,),), bad)
-    subject = Subject(Compilation(parse_spec(SMALL)), kernels_of(SMALL), device_for(ARCH))
-    html = page(subject, [Section("s", "A <b>title", blocks, {"trials": []})], built(kernels_of(SMALL), ARCH))
+    subject = golden(SMALL)
+    html = page(subject, [Section("s", "A <b>title", blocks, {"trials": []})], built(subject.kernels, ARCH))
     assert (html.count("<script"), html.count("<b>")) == (2, 0)
     assert html.count('alert(&#39;<a href="#tab=source&amp;sel=value:x">%x</a>&#39;)') == 3
     assert "No schedule of this spec has been measured" in html
@@ -148,8 +122,7 @@ def test_a_page_and_its_comparisons_are_the_same_in_another_process(tmp_path: Pa
         command += ["--compare", text]
     files = tmp_path / "here.html", tmp_path / "there.html"
     prints(*command, "--html", files[0])
-    child = [sys.executable, "-m", "lngen", *command, "--html", str(files[1])]
-    subprocess.run(child, env={**os.environ, "PYTHONHASHSEED": "1"}, check=True, stdout=subprocess.DEVNULL)
+    output(start("from lngen.__main__ import main; main()", *command, "--html", str(files[1]), PYTHONHASHSEED="1"))
     assert files[0].read_bytes() == files[1].read_bytes()
     schedule, arch, pack = (compared["changes"] for compared in data_of(files[0].read_text())["compare"])
     assert schedule["cuda"]
@@ -188,7 +161,7 @@ def test_a_committed_page_is_current(file: Path) -> None:
     (release,) = re.findall(r"release (.*)", compiler_build())
     if f"NVRTC {release}<" not in html:
         pytest.skip(f"this is NVRTC {release}, and the page is of another")
-    (spec,) = (spec for spec in CATALOG if kernels_of(spec).plan.name == file.stem)
+    (spec,) = (spec for spec in CATALOG if golden(spec).plan.name == file.stem)
     _, wanted, _ = golden_page(spec)
     assert data_of(html) == data_of(wanted), "write it again: lngen explain SPEC --schedule SCHEDULE --html FILE"
     assert re.sub(r'id="data">[^<]*', "", html) == re.sub(r'id="data">[^<]*', "", wanted)

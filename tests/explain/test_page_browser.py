@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from lngen.aot.catalog import CATALOG
-from lngen.compile import Compilation
-from lngen.devices import device_for
+from explained import golden
 from lngen.explain import Section, Subject, explain
 from lngen.explain.line_map import Line, line_map, ptx_lines
 from lngen.explain.page import Version, built, page, version
 from lngen.explain.section import Lines, Table
-from lngen.spec import parse_spec
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(not (BROWSER and DRIVER), reason="there is no Chromium with its chromedriver")
@@ -29,9 +26,7 @@ SPEC, LARGEST, ARCH = "layernorm.bwd:d=4096,dtype=bf16", "layernorm.bwd:d=16384,
 
 @cache
 def shown(spec: str) -> tuple[Subject, Version]:
-    compilation = Compilation(parse_spec(spec))
-    kernels = compilation.changed(CATALOG[spec], ARCH)
-    return Subject(compilation, kernels, device_for(ARCH)), built(kernels, ARCH)
+    return golden(spec), built(golden(spec).kernels, ARCH)
 
 
 class Page:

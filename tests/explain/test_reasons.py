@@ -13,13 +13,14 @@ from unittest.mock import Mock
 import pytest
 
 from commands import fails, prints
-from lngen.compile import Compilation, KernelSet
+from explained import H200, subject_of
+from lngen.compile import KernelSet
 from lngen.config import data_dir
-from lngen.devices import Device, default_device, named
+from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
-from lngen.explain.reasons import reasons
+from lngen.explain.reasons import reasons, why_not
+from lngen.explain.section import WIDTH, Section, Table
 from lngen.explain.subject import Subject
-from lngen.explain.why_not import why_not
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
@@ -27,43 +28,40 @@ from lngen.problem.schedule import FORMS
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED
 from lngen.schedule.model import MODEL, TERMS, estimates, features
-from lngen.schedule.recorded import points
+from lngen.schedule.recorded import RECORDED, Point, points
 from lngen.schedule.space import FIELDS, Schedules, roomy_space
 from lngen.schedule.table import key_of, tables
-from lngen.spec import Spec, parse_spec
+from lngen.spec import Spec
 from lngen.tune import trials
 from own_graphs import own
 
-H200 = default_device()
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
-RECORDS = data_dir("generated")
 
-CASES: dict[str, tuple[str | Spec, int | None, str, Device]] = {
-    "staged": (FORWARD, 4096, "", H200),
-    "column sums": (BACKWARD, None, "", H200),
-    "cluster": ("layernorm.fwd:d=65536,dtype=bf16", None, "", H200),
-    "multipass": ("rmsnorm.bwd:d=65536,dtype=f32", 264, "form=multipass,threads=512,rows_per_block=1,vec=4", H200),
-    "registers": ("layernorm.fwd:d=64,dtype=f32", 20000, "", H200),
-    "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", None, "", H200),
-    "own graph": (own("gated", "bwd", d=520), None, "", H200),
-    "few rows": (own("loss"), 64, "", H200),
-    "no bulk copies": (FORWARD, None, "", named("a100")),
-    "another GPU": (BACKWARD, 8192, "", named("h100")),
+CASES: dict[str, tuple[Spec | str, str, int | None, Device]] = {
+    "staged": (FORWARD, "", 4096, H200),
+    "column sums": (BACKWARD, "", None, H200),
+    "cluster": ("layernorm.fwd:d=65536,dtype=bf16", "", None, H200),
+    "multipass": ("rmsnorm.bwd:d=65536,dtype=f32", "form=multipass,threads=512,rows_per_block=1,vec=4", 264, H200),
+    "registers": ("layernorm.fwd:d=64,dtype=f32", "", 20000, H200),
+    "odd": ("rmsnorm.fwd:d=1001,dtype=bf16", "", None, H200),
+    "own graph": (own("gated", "bwd", d=520), "", None, H200),
+    "few rows": (own("loss"), "", 64, H200),
+    "no bulk copies": (FORWARD, "", None, named("a100")),
+    "another GPU": (BACKWARD, "", 8192, named("h100")),
 }
-
-
-def subject(spec: str | Spec, rows: int | None = None, changed: str = "", device: Device = H200) -> Subject:
-    compilation = Compilation(parse_spec(spec) if isinstance(spec, str) else spec)
-    kernels = compilation.changed(changed, device.arch, rows=rows, device=device, compiled=False)
-    return Subject(compilation, kernels, device, rows, changed)
 
 
 @cache
 def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
     """The subject, the section's data, and its text."""
-    one = subject(*CASES[case])
+    one = subject_of(*CASES[case])
     section = reasons(one)
     return one, dict(section.data), str(section)
+
+
+@cache
+def recorded() -> list[Point]:
+    return points([data_dir("generated") / name for name in RECORDED])
 
 
 def flat(section: object) -> str:
@@ -94,8 +92,7 @@ def broken(other: Schedule, one: Subject) -> str:
 def test_every_field_has_a_true_reason(case: str) -> None:
     one, data, text = explained(case)
     assert [*dict.fromkeys(line["field"] for line in data["fields"])] == [*FIELDS]
-    paths = [*(RECORDS / "bench").glob("h?00-*.json"), RECORDS / "tuned" / "h200.jsonl"]
-    together = [p.times for p in points(paths, spec=str(one.plan.spec))]
+    together = [p.times for p in recorded() if p.spec == str(one.plan.spec)]
     most = math.exp(STATED[key_of(one.problem).direction].apart_most)
     for line in data["fields"]:
         other, numbers = parse_schedule(line["neighbour"], ANY), line["numbers"]
@@ -118,9 +115,8 @@ def test_every_field_has_a_true_reason(case: str) -> None:
     assert found == pytest.approx(us(one, data["rows"], *shown), abs=1e-4)
     parts = data["terms"]
     overlapped = sum(parts[name] ** MODEL.blend for name in TERMS[:4]) ** (1 / MODEL.blend)
-    assert (overlapped + sum(parts[name] for name in TERMS[4:])) * parts["spill_factor"] == pytest.approx(
-        found[0], 1e-3
-    )
+    together = (overlapped + sum(parts[name] for name in TERMS[4:])) * parts["spill_factor"]
+    assert together == pytest.approx(found[0], 1e-3)
     assert parts[data["largest"]] == max(parts[name] for name in TERMS)
 
 
@@ -155,20 +151,20 @@ def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
         (table,) = [t for t in tables() if t.file == source["table"]]
         assert (source["kind"], source["key"], source["class"]) == ("table", asdict(key_of(one.problem)), most)
         assert parse_schedule(table.entries[key_of(one.problem)][most], ANY).kind == one.schedule.kind
-    assert "D=4096, the nearest to 4224" in flat(reasons(subject("layernorm.fwd:d=4224,dtype=bf16", 4096)))
+    assert "D=4096, the nearest to 4224" in flat(reasons(subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)))
     assert "The model ranks it 18 of 488" in flat(explained("column sums")[2])
     assert explained("no bulk copies")[1]["source"]["kind"] == "model"
     assert "The schedule is the user's: form=multipass" in flat(explained("multipass")[2])
-    first, spilled = str(subject(own("gated", d=520)).schedule), KernelSet.spilled
+    first, spilled = str(subject_of(own("gated", d=520), rows=None).schedule), KernelSet.spilled
     monkeypatch.setattr(KernelSet, "spilled", lambda k, *a: spilled(k, *a) + 8 * (str(k.plan.schedule) == first))
-    section = reasons(subject(own("gated", d=520)))
+    section = reasons(subject_of(own("gated", d=520), rows=None))
     assert section.data["source"]["spilled"] == {first: 8}
     assert f"Tried: {first}, which spills 8 bytes" in flat(section)
 
 
 def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path))
-    one = subject(BACKWARD, 8192)
+    one = subject_of(BACKWARD, rows=8192)
     text, kernel = str(one.schedule), sha256(one.kernels.bundle.encode())[:16]
     line = trials.Trial(BACKWARD, 8192, H200.name, "NVRTC 99", text, kernel, 0, "correct", us_median=2.0, in_turn=True)
     fast, stages = text.replace("threads=128", "threads=256"), text.replace("stages=2", "stages=3")
@@ -179,7 +175,7 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
     section = reasons(one)
     shown = flat(section)
-    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, each call waits for the last, 2 schedules" in shown
+    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, calls in turn, 2 schedules" in shown
     assert "The chosen one, this kernel, takes 2 us, rank 2 of 2" in shown
     assert "256: measured -50.0 %" in shown
     assert "3: failed: runtime" in shown
@@ -189,6 +185,15 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert why_not(one, "stages=3").data["sentence"].startswith("failed: runtime, a crash")
     assert "It is faster: measured -50.0 %" in flat(why_not(one, "threads=256"))
     assert "another version of this kernel" in flat(explained("column sums")[2])
+
+
+def test_a_long_schedule_goes_on_below_its_cell() -> None:
+    long = ",".join(f"field_{n}={n}" for n in range(20))
+    table = Table(("us", "as"), (("1", long), ("2", "")))
+    head, *lines = str(Section("s", "S", (table,))).splitlines()[2:]
+    assert (head, lines[0][:13], lines[-1]) == ("  us  as", "  1   field_0", "  2")
+    assert "".join(line[6:] for line in lines) == long
+    assert max(map(len, lines)) <= WIDTH
 
 
 ANSWERS = {

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
-from functools import cache
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from child import output, start
 from commands import call, fails, prints
+from explained import golden
 from lngen.aot import catalog
 from lngen.check.inputs import random_inputs
-from lngen.compile import Compilation, KernelSet
 from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.inspect import disassemble, machine_code, sass, sass_lint
 from lngen.inspect.instruction_mix import kind, mix
 from lngen.ptx import run_plan
-from lngen.spec import parse_spec
 
 pytest.importorskip("cupy")
 
@@ -30,17 +27,11 @@ COPIED = "layernorm.bwd:d=1000,dtype=f32"
 ONE_BY_ONE = "form=registers,threads=128,rows_per_block=1,vec=1,blocks_per_sm=6"
 
 
-@cache
-def compiled(spec: str, schedule: str | None = None) -> KernelSet:
-    """The golden kernels of a spec, or those of a schedule."""
-    return Compilation(parse_spec(spec)).changed(catalog.CATALOG[spec] if schedule is None else schedule, "sm_90")
-
-
 # ---- the disassembler ----
 
 
 def test_line_numbers_change_no_instruction_and_name_a_statement_for_each() -> None:
-    kernels = compiled(BACK)
+    kernels = golden(BACK).kernels
     plain = disassemble(kernels.cubin("sm_90").image)
     lined = disassemble(kernels.cubin("sm_90", lines=True).image, lines=True)
     assert plain.keys() == {k.name for k in kernels.plan.kernels}
@@ -62,7 +53,7 @@ def test_line_numbers_change_no_instruction_and_name_a_statement_for_each() -> N
 def test_what_is_missing_or_no_cubin_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(LngenError, match=r"^a cubin is expected, and nvdisasm refuses this one \(.*\); name one that"):
         disassemble(b"no cubin")
-    cubin = compiled(BACK).cubin("sm_90").image
+    cubin = golden(BACK).kernels.cubin("sm_90").image
     sass._text.cache_clear()
     broken = tmp_path / "bin" / "nvdisasm"
     broken.parent.mkdir()
@@ -94,7 +85,7 @@ CASES = [
 def test_fp32_per_element_is_what_the_executor_counts(spec: str, schedule: str | None, rows: int, twice: int) -> None:
     """Additions, multiplications and multiply-adds of PTX, but those that the assembler finds twice, and up to 5 more
     for each root, reciprocal or division. A persistent kernel is compared by what ``rows`` more rows cost."""
-    kernels = compiled(spec, schedule)
+    kernels = golden(spec, schedule).kernels
     plan, code = kernels.plan, machine_code(kernels, "sm_90")[0]
 
     def counted(number: int) -> Counter[str]:
@@ -113,14 +104,14 @@ def test_fp32_per_element_is_what_the_executor_counts(spec: str, schedule: str |
 def test_kinds_and_loops_on_every_arch() -> None:
     """A row is copied, loaded and stored 16 bytes at a time, as often as the plan says; the padding is no kind."""
     for spec, arch, copies in ((BACK, "sm_90", "bulk load"), *((COPIED, a, "LDGSTS 16") for a in ("sm_90", "sm_120"))):
-        plan, (rows, finish) = compiled(spec).plan, machine_code(compiled(spec), arch)
+        plan, (rows, finish) = golden(spec).plan, machine_code(golden(spec).kernels, arch)
         least, found = sass_lint.promised(plan.kernels[0], plan), mix(rows.row[1])
         assert least[copies] == found[copies]
         assert found["LDS 16"] == least["LDS 16"] * (1 if plan.schedule.row_in_registers else 2)
         assert found["STG 16"] == 4
         assert (finish.per_element, len(finish.loops)) == ({}, 1)
         assert {one.opcode for one in (*rows.code, *finish.code) if kind(one) == "other"} == {"NOP"}
-    forward, plan = machine_code(compiled(FORTH), "sm_90")[0], compiled(FORTH).plan
+    forward, plan = machine_code(golden(FORTH).kernels, "sm_90")[0], golden(FORTH).plan
     assert forward.loops == {}
     assert mix(forward.row[1])["LDG 16"] == sass_lint.promised(plan.kernels[0], plan)["LDG 16"] == 12
 
@@ -140,10 +131,10 @@ def test_the_golden_set_has_wide_loads_no_spills_and_no_more_instructions(arch: 
 
 
 def test_narrow_loads_and_local_memory_are_faults() -> None:
-    narrow = compiled(FORTH, ONE_BY_ONE)
+    narrow = golden(FORTH, ONE_BY_ONE).kernels
     (fault,) = sass_lint.lint(narrow.plan, machine_code(narrow, "sm_90"))
     assert fault.endswith(f"rows of {FORTH} allow at least 12 of 'LDG 16', got 0.")
-    spilling = compiled("rmsnorm.fwd:d=64,dtype=f16,weight=f32")
+    spilling = golden("rmsnorm.fwd:d=64,dtype=f16,weight=f32").kernels
     (code,) = machine_code(spilling, "sm_80")
     (fault,) = sass_lint.lint(spilling.plan, [code])
     assert "instructions access local memory" in fault
@@ -189,9 +180,3 @@ def test_show_sass_its_data_and_its_diffs(tmp_path: Path) -> None:
         (("sass", "--arch", "sm_80,sm_90"), "--stage sass takes one --arch"),
     ):
         assert message in fails(2, "show", FORTH, "--schedule", catalog.CATALOG[FORTH], "--stage", *args)
-
-
-def test_the_text_does_not_depend_on_the_hash_seed() -> None:
-    args = ("show", FORTH, "--stage", "sass", "--schedule", catalog.CATALOG[FORTH])
-    other = start("from lngen.__main__ import main; main()", *args, PYTHONHASHSEED="1")
-    assert output(other) == prints(*args)

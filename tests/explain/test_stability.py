@@ -10,9 +10,8 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from lngen.compile import Compilation
-from lngen.devices import device_for
-from lngen.explain import Section, Subject, explain
+from explained import subject_of
+from lngen.explain import Section, stability
 from lngen.explain.hazards import Hazard, hazards
 from lngen.explain.ranges import Facts
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
@@ -154,9 +153,7 @@ def test_what_loses_digits_does_so_and_its_guard_does_not() -> None:
 
 @lru_cache
 def section(spec: str | Spec) -> Section:
-    compilation = Compilation(parse_spec(spec) if isinstance(spec, str) else spec)
-    kernels = compilation.changed("", "sm_90", compiled=False)
-    return explain(Subject(compilation, kernels, device_for("sm_90")), ("stability",))[0]
+    return stability(subject_of(spec, rows=None))
 
 
 def test_the_measured_table_has_the_known_worst_cases() -> None:

@@ -1,16 +1,49 @@
-"""Subjects of explanations: a spec under a schedule, by default the model's, for a number of rows on an H200."""
+"""Subjects of explanations, and the equations that the interpreter computes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+
+from lngen import interpret as interpreter
+from lngen.aot.catalog import CATALOG
 from lngen.compile import Compilation
-from lngen.devices import default_device
+from lngen.devices import Device, default_device
 from lngen.explain.subject import Subject
+from lngen.ir import Eqn, Graph
+from lngen.ir.numerics import Array
 from lngen.problem import Schedule
-from lngen.schedule import ranked
 from lngen.spec import Spec, parse_spec
 
+H200 = default_device()
 
-def subject_of(spec: Spec | str, schedule: Schedule | None = None, rows: int = 8) -> Subject:
+
+def subject_of(spec: Spec | str, schedule: Schedule | str = "", rows: int | None = 8, device: Device = H200) -> Subject:
+    """A spec under a schedule, or under the default one with changes."""
     compilation = Compilation(parse_spec(spec) if isinstance(spec, str) else spec)
-    kernels = compilation.kernels(schedule or ranked(compilation.problem)[0])
-    return Subject(compilation, kernels, default_device(), rows)
+    if isinstance(schedule, Schedule):
+        return Subject(compilation, compilation.kernels(schedule), device, rows)
+    kernels = compilation.changed(schedule, device.arch, rows=rows, device=device, compiled=False)
+    return Subject(compilation, kernels, device, rows, schedule)
+
+
+@cache
+def golden(spec: str, schedule: str | None = None) -> Subject:
+    """A spec under its schedule in the golden set, or under another one."""
+    return subject_of(spec, CATALOG[spec] if schedule is None else schedule, None)
+
+
+def computed(graph: Graph, inputs: Mapping[str, Array], patch: pytest.MonkeyPatch) -> list[tuple[Eqn, Any, Array]]:
+    """The equations of which the interpreter has arrays, with their operands and results."""
+    done, value_of = list[tuple[Eqn, Any, Array]](), interpreter.value_of
+
+    def watched(eqn: Eqn, args: Any, size: Any) -> Array:
+        done.append((eqn, args, value_of(eqn, args, size)))
+        return done[-1][2]
+
+    patch.setattr(interpreter, "value_of", watched)
+    interpreter.interpret(graph, inputs)
+    return done
