@@ -1,0 +1,169 @@
+"""If these fail, a wrong call of the C library crashes, goes unnoticed, or gets a status that says too little."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from c_calls import STATUS
+from c_driver import Bridge
+from c_library import CLibrary, built
+from c_packs import Made
+from c_wrong import wrong
+from fake_driver import FakeDriver
+
+pytest.importorskip("cupy")
+
+CASES = ("forward", "backward", "backward, one launch", "two distances", "eps of the call")
+
+
+def test_every_status_has_a_sentence_of_its_own(make: Any) -> None:
+    library = make().library
+    texts = [library.text(name.removeprefix("LNGEN_")) for name in library.statuses.values()]
+    assert len({*texts}) == len(texts) > 15
+    assert all(text.endswith(".") and len(text) > 10 for text in texts)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_arguments_get_their_status_and_launch_nothing(make: Any, case: str) -> None:
+    made = make()
+    call, library = made.call(case), made.library
+    call.prepare()
+    fields = {name: getattr(call.arguments, name) for name, _ in call.arguments._fields_}
+    for one in wrong(fields, call.kernels):
+        arguments = type(call.arguments)(**{**fields, one.field: one.value})
+        assert library.call(call.group, arguments, 0, None) == one.status, one
+        assert one.field.split("_")[0] in library.error(), one
+    for device in (-1, 1, 64, 2**31 - 1):
+        assert library.call(call.group, call.arguments, device, None) in ("NO_DEVICE", "NOT_LOADED")
+    assert library.call(call.group, None, 0, None) == "NULL_POINTER"
+    assert library.call(f"{call.group}_workspace_bytes", call.arguments, 0, None) == "NULL_POINTER"
+    assert made.gpu.launched == []
+    call.launch()
+    assert call.wrong() == []
+
+
+def test_a_result_may_not_lie_in_another_array(make: Any) -> None:
+    """But y may be x."""
+    made = make()
+    call = made.call("forward")
+    call.arguments.y = call.arguments.x + 2 * 96
+    assert made.library.call(call.group, call.arguments, 0, None) == "OVERLAP"
+    call.arguments.y = call.arguments.x
+    call.launch()
+
+
+def test_what_is_not_loaded_is_not_launched(folder: Path, library: Path, bridge: Bridge) -> None:
+    made = Made(folder, library, devices=2)
+    with bridge.behind(made.gpu):
+        call = made.call("forward")
+        assert made.library.call(call.group, call.arguments, 0, None) == "NOT_LOADED"
+        for name, device, status in (
+            ("unload", 0, "NOT_LOADED"), ("load", 2, "NO_DEVICE"), ("load", -1, "NO_DEVICE"), ("unload", 64, "NO_DEVICE"),
+            ("load", 0, "OK"),
+        ):  # fmt: skip
+            assert made.library.call(name, device) == status
+        assert made.library.call(call.group, call.arguments, 1, None) == "NOT_LOADED"
+        call.launch()
+        assert made.library.call("unload", 0) == "OK"
+        assert made.library.call(call.group, call.arguments, 0, None) == "NOT_LOADED"
+
+
+def test_a_pointer_of_another_device_is_refused(make: Any) -> None:
+    made = make(devices=2)
+    assert made.library.call("load", 1) == "OK"
+    call = made.call("forward", 1)
+    assert made.library.call(call.group, call.arguments, 0, None) == "WRONG_DEVICE"
+
+
+@pytest.mark.parametrize(
+    ("driver", "status", "said"),
+    [
+        ({"capability": (7, 5)}, "NO_IMAGE", "7.5"),
+        ({"version": 11040}, "OLD_DRIVER", "11.4"),
+        ({"devices": 0}, "NO_DRIVER", "CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_a_machine_that_cannot_run_the_pack(
+    folder: Path, library: Path, bridge: Bridge, driver: Any, status: str, said: str
+) -> None:
+    made = Made(folder, library, **driver)
+    with bridge.behind(made.gpu):
+        assert made.library.call("load", 0) == status
+        assert said in made.library.error()
+        assert made.library.supported("layernorm", 96, "bf16") == (status == "OLD_DRIVER")
+
+
+def test_a_driver_that_is_missing_or_lacks_a_function(folder: Path, tmp_path: Path) -> None:
+    bridge = Bridge(tmp_path, lacks=["cuLaunchKernelEx"])
+    for path, status, said in (
+        ("missing.so", "NO_DRIVER", "missing.so"),
+        (bridge.path, "OLD_DRIVER", "LaunchKernelEx"),
+    ):
+        library = CLibrary(built(folder, tmp_path / f"{status}.so", f'-DLNGEN_CUDA_LIBRARY="{path}"'), folder)
+        with bridge.behind(FakeDriver()):
+            assert library.call("load", 0) == status
+            assert said in library.error()
+
+
+@pytest.mark.parametrize("change", ["other", "longer", "shorter", "missing"])
+def test_a_tampered_pack_is_not_loaded(make: Any, folder: Path, tmp_path: Path, change: str) -> None:
+    made = make()
+    copy = shutil.copytree(folder, tmp_path / "pack")
+    for path in copy.glob("layernorm_fwd*.sm_90.cubin"):
+        data = path.read_bytes()
+        new = {"other": data[:-1] + bytes([data[-1] ^ 1]), "longer": data + b"\0", "shorter": data[:-1], "missing": b""}
+        path.unlink()
+        if change != "missing":
+            path.write_bytes(new[change])
+    assert made.library.call("unload", 0) == "OK"
+    assert made.library.call("set_folder", str(copy).encode()) == "OK"
+    assert made.library.call("load", 0) == "TAMPERED"
+    assert ".cubin" in made.library.error()
+    assert made.library.call("set_folder", str(folder).encode()) == "OK"
+    assert made.library.call("load", 0) == "OK"
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "status"),
+    [
+        ("cuLaunchKernelEx", "COOPERATIVE_LAUNCH_TOO_LARGE", "NO_ROOM"),
+        ("cuLaunchKernelEx", "INVALID_HANDLE", "WRONG_DEVICE"),
+        ("cuLaunchKernelEx", "LAUNCH_FAILED", "DRIVER_ERROR"),
+        ("cuMemsetD8Async", "OUT_OF_MEMORY", "OUT_OF_MEMORY"),
+        ("cuPointerGetAttribute", "INVALID_VALUE", "WRONG_DEVICE"),
+        ("cuCtxPushCurrent_v2", "UNKNOWN", "DRIVER_ERROR"),
+    ],
+)
+def test_what_the_driver_refuses(make: Any, function: str, error: str, status: str) -> None:
+    """The next call is not harmed."""
+    made = make()
+    call = made.call("backward, one launch")
+    call.prepare()
+    assert made.gpu.cuCtxSetCurrent(None) == 0
+    made.gpu.refuse = {function: STATUS[f"CUDA_ERROR_{error}"]}
+    asked = "_init_workspace" if function == "cuMemsetD8Async" else ""
+    assert made.library.call(f"{call.group}{asked}", call.arguments, 0, None) == status
+    assert str(STATUS[f"CUDA_ERROR_{error}"]) in made.library.error()
+    assert made.gpu.context == 0
+    made.gpu.refuse = {}
+    call.launch()
+    assert call.wrong() == []
+
+
+def test_a_gpu_without_room_takes_other_kernels_or_says_so(make: Any) -> None:
+    for multiprocessors, kernels in ((132, 1), (100, 2)):
+        made = make(multiprocessors=multiprocessors)
+        call = made.call("backward, one launch")
+        call.prepare()
+        call.launch()
+        assert (len(made.gpu.launched), call.wrong()) == (kernels, [])
+    assert made.library.call("unload", 0) == "OK"
+    made.gpu.attributes[97] = 1 << 10  # bytes of shared memory of a block
+    assert made.library.call("load", 0) == "OK"
+    call = made.call("claimed rows")
+    assert made.library.call(call.group, call.arguments, 0, None) == "NO_ROOM"
+    assert "shared memory" in made.library.text("NO_ROOM")
