@@ -5,13 +5,13 @@ Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lngen.aot import hub, manifest
+from lngen.aot import c_library, hub, manifest
 from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
@@ -30,7 +30,7 @@ from lngen.spec import Spec, parse_spec
 from lngen.toolchain import FLAGS, Binary, compile_cubin, compile_ptx, nvrtc_version
 from lngen.version import __version__
 
-KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors")
+KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors", "c", "cmake")
 DEFAULT_KINDS = ("cu", "ptx", "cubin")
 
 HUB = "hf-kernel"
@@ -93,6 +93,7 @@ def build(
     bundle: bool = False,
     trace: str | Path | None = None,
     layout: str = "pack",
+    embed: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
@@ -102,14 +103,15 @@ def build(
     out       the folder; a pack in it is added to, and entries of the same spec, arch and rows are replaced
     arch      ``"sm_80,sm_90+ptx"`` or a list; with ``+ptx`` newer GPUs run its PTX
     rows      numbers of rows, ``many``, or ``all`` for every class; one schedule for the class of each
-    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled. By default cu, ptx and
-              cubin, in a hub package cubin.
+    emit      kinds of files: cu, ptx, cubin, fatbin, vectors; c, a C library of the whole pack, and cmake, its package.
+              With cu alone nothing is compiled. By default cu, ptx and cubin, in a hub package cubin.
     schedule  changes of the schedules, ``threads=256``
     lock      a lock file of ``lngen tune``, whose schedules replace the defaults
     device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
     bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
     trace     a folder of FlashInfer's trace files: what that workload calls is built as well, for its numbers of rows
     layout    ``pack``, or ``hf-kernel`` for a package that Hugging Face ``kernels`` loads (lngen.aot.hub)
+    embed     the C library has the kernels inside and needs no other file (lngen.aot.c_library)
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
@@ -125,7 +127,7 @@ def build(
         why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
         raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
     request.check(kinds)
-    manifest.read(place)  # refused before anything is compiled
+    c_library.check(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
     if layout == HUB:
         hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
@@ -135,7 +137,12 @@ def build(
         manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    written, replaced = (hub.put if layout == HUB else _put)(Path(out), new, files)
+    if layout == HUB:
+        written, replaced = hub.put(Path(out), new, files)
+    else:
+        library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
+        written = [*files, *(library.names if library else ()), FILE_NAME]
+        replaced = put(Path(out), new, files, library)
     notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
     if workload.skipped:
         notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
@@ -147,11 +154,6 @@ def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     if layout not in LAYOUTS:
         raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
     return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
-
-
-def _put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Add kernels to a pack: the names of what was written, and what it replaces."""
-    return [*files, FILE_NAME], put(folder, new, files)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:
