@@ -155,7 +155,7 @@ def test_what_the_driver_refuses(make: Any, function: str, error: str, status: s
 
 
 def test_a_gpu_without_room_takes_other_kernels_or_says_so(make: Any) -> None:
-    for multiprocessors, kernels in ((132, 1), (100, 2)):
+    for multiprocessors, kernels in ((132, 1), (60, 2)):
         made = make(multiprocessors=multiprocessors)
         call = made.call("backward, one launch")
         call.prepare()
