@@ -20,9 +20,7 @@ STREAM, CAPTURE = 77, 5
 
 
 @pytest.mark.parametrize(("capability", "multiprocessors"), [((8, 0), 1), ((9, 0), 132), ((12, 0), 132)])
-def test_calls_have_the_bits_of_the_interpreter(
-    make: Any, capability: tuple[int, int], multiprocessors: int
-) -> None:
+def test_calls_have_the_bits_of_the_interpreter(make: Any, capability: tuple[int, int], multiprocessors: int) -> None:
     """Twice each, in one workspace. The small GPU takes kernels for many rows; the newest compiles PTX."""
     made = make(capability=capability, multiprocessors=multiprocessors)
     for case in {**CASES, **(ON_SM_90 if capability == (9, 0) else {})}:

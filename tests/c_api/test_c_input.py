@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from c_calls import STATUS
-from c_driver import Bridge
+from c_driver import Bridge, no_op
 from c_library import CLibrary, built
 from c_packs import Made
 from c_wrong import wrong
@@ -46,14 +48,60 @@ def test_wrong_arguments_get_their_status_and_launch_nothing(make: Any, case: st
     assert call.wrong() == []
 
 
-def test_a_result_may_not_lie_in_another_array(make: Any) -> None:
-    """But y may be x."""
-    made = make()
-    call = made.call("forward")
-    call.arguments.y = call.arguments.x + 2 * 96
-    assert made.library.call(call.group, call.arguments, 0, None) == "OVERLAP"
-    call.arguments.y = call.arguments.x
-    call.launch()
+distances = st.integers(-30, 30).map(lambda n: 8 * n)
+
+
+@pytest.fixture(scope="module")
+def idle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> CLibrary:
+    """The library with a driver that does nothing, loaded."""
+    where = tmp_path_factory.mktemp("idle")
+    library = CLibrary(built(folder, where / "kernels.so", f'-DLNGEN_CUDA_LIBRARY="{no_op(where)}"'), folder)
+    assert library.call("set_folder", str(folder).encode()) == library.call("load", 0) == "OK"
+    return library
+
+
+@given(
+    st.integers(0, 5), st.integers(0, 3), st.tuples(distances, distances), st.tuples(distances, distances), distances
+)
+@example(4, 0, (192, 0), (192, 0), 64)  # columns of one array
+@example(4, 2, (128, 640), (128, 640), 64)
+@example(4, 2, (64, 640), (64, 640), 0)  # y takes the place of x
+def test_overlaps_are_seen(
+    idle: CLibrary, rows: int, inner: int, of_x: tuple[int, int], of_y: tuple[int, int], offset: int
+) -> None:
+    """Against the elements themselves. Arrays that alternate in another way than columns do may be refused."""
+    d, size = 64, 2
+
+    def elements(start: int, step: int, outer: int) -> list[int]:
+        many = inner or max(rows, 1)
+        step = step or d
+        outer = outer or step * min(many, rows)
+        return [start + r // many * outer + r % many * step + n for r in range(rows) for n in range(d)]
+
+    x, y = elements(0, *of_x), elements(offset, *of_y)
+    fields = {"x": 1 << 30, "y": (1 << 30) + size * offset, "gamma": 1 << 20, "rstd": 2 << 20}
+    fields |= {"x_stride": of_x[0], "x_outer_stride": of_x[1], "y_stride": of_y[0], "y_outer_stride": of_y[1]}
+    group = "rmsnorm_forward_strides_2"
+    arguments = idle.structs[group](d=d, dtype=idle.dtypes["bf16"], rows=rows, inner=inner, **fields)
+    found = idle.call(group, arguments, 0, None)
+    if len({*y}) < len(y):
+        assert found == "BAD_STRIDE"
+    elif x != y and {*x} & {*y}:
+        assert found in ("OVERLAP", "BAD_STRIDE")
+    elif x == y or (of_x == of_y and len({*x}) == len(x)) or max(x) < min(y) or max(y) < min(x):
+        assert found == "OK", idle.error()
+    else:
+        assert found in ("OK", "OVERLAP")
+
+
+@pytest.mark.parametrize(("one", "other", "status"), [("rstd", "mean", "OVERLAP"), ("gamma", "beta", "OK")])
+def test_vectors_that_coincide(idle: CLibrary, one: str, other: str, status: str) -> None:
+    names = ("x", "gamma", "beta", "y", "mean", "rstd")
+    fields = {name: place << 20 for place, name in enumerate(names, 1)}
+    fields[one] = fields[other]
+    group = "layernorm_forward"
+    arguments = idle.structs[group](d=96, dtype=idle.dtypes["bf16"], rows=4, **fields)
+    assert idle.call(group, arguments, 0, None) == status
 
 
 def test_what_is_not_loaded_is_not_launched(folder: Path, library: Path, bridge: Bridge) -> None:

@@ -92,7 +92,9 @@ class Call:
             places = (starts[:, None] + np.arange(width)).reshape(-1)
             content = np.full((places.max(initial=-1) + 1, t["element_bytes"]), POISON, np.uint8)
             if t["role"] == "input":
-                content[places] = np.frombuffer(self.inputs[t["name"]].tobytes(), np.uint8).reshape(-1, content.shape[1])
+                content[places] = np.frombuffer(self.inputs[t["name"]].tobytes(), np.uint8).reshape(
+                    -1, content.shape[1]
+                )
             fields[t["name"]] = memory.put(content.reshape(-1))
             if t["role"] == "output":
                 self._results[t["name"]] = fields[t["name"]], places, content
