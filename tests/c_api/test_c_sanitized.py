@@ -28,7 +28,7 @@ def test_all_calls_are_clean(folder: Path, library: Path, tmp_path: Path, saniti
     (tmp_path / "calls.c").write_text(program(tried, known.dtypes), encoding="utf-8")
     no_op(tmp_path)
     made = cc(
-        tmp_path / "program", [PROGRAM, folder / "c/lngen_kernels.c"], f"-I{folder / 'c'}", f"-I{tmp_path}", "-g",
+        tmp_path / "program", [PROGRAM, folder / "c/lngen_kernels.c"], f"-I{folder / 'c'}", f"-I{tmp_path}", "-g", "-O1",
         f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", f'-DLNGEN_PACK_DIR="{folder}"', "-pthread", "-lm",
         "-ldl", f"-L{tmp_path}", "-l:libcuda.so.1",
     )  # fmt: skip

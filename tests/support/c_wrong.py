@@ -65,31 +65,32 @@ def program(groups: Mapping[str, tuple[Any, Described]], dtypes: Mapping[str, in
         set_ = [f"good.{key} = {_in_c(value, kinds[key])};" for key, value in fields.items()]
         bad = [
             f"a = good; a.{one.field} = {_in_c(one.value, kinds[one.field])}; "
-            f'expect("{group}, {one.field} {one.value}", LNGEN_{one.status}, {name}(&a, 0, NULL));'
+            f'expect("{group}, {one.field} {one.value}", LNGEN_{one.status}, {name}(&a, device, NULL));'
             for one in wrong({"workspace_bytes": 0} | fields, kernels)
         ]
         parts.append(PART.format(name=name, good="\n    ".join(set_), bad="\n    ".join(bad)))
-    return "\n".join([*parts, "static void all_groups(void) {", *(f"    try_lngen_{g}();" for g in groups), "}", ""])
+    return "\n".join([*parts, "static void all_groups(int device) {", *(f"    try_lngen_{g}(device);" for g in groups), "}", ""])
 
 
 PART = """
-static void try_{name}(void) {{
+static void try_{name}(int device) {{
     {name}_args good = {{0}}, a;
     size_t bytes = 0;
     {good}
-    expect("{name}, bytes", LNGEN_OK, {name}_workspace_bytes(&good, 0, &bytes));
+    expect("{name}, bytes", LNGEN_OK, {name}_workspace_bytes(&good, device, &bytes));
     good.workspace_bytes = bytes;
-    expect("{name}, init", LNGEN_OK, {name}_init_workspace(&good, 0, NULL));
-    expect("{name}", LNGEN_OK, {name}(&good, 0, NULL));
-    expect("{name}, no arguments", LNGEN_NULL_POINTER, {name}(NULL, 0, NULL));
-    expect("{name}, no bytes", LNGEN_NULL_POINTER, {name}_workspace_bytes(&good, 0, NULL));
+    expect("{name}, init", LNGEN_OK, {name}_init_workspace(&good, device, NULL));
+    expect("{name}", LNGEN_OK, {name}(&good, device, NULL));
+    EACH_FAILS("{name}, the driver fails", {name}(&good, device, NULL), 1) /* cuCtxGetCurrent */
+    expect("{name}, no arguments", LNGEN_NULL_POINTER, {name}(NULL, device, NULL));
+    expect("{name}, no bytes", LNGEN_NULL_POINTER, {name}_workspace_bytes(&good, device, NULL));
     {bad}
     if (bytes) {{
-        a = good; a.workspace = NULL; expect("no workspace", LNGEN_NULL_POINTER, {name}(&a, 0, NULL));
-        a = good; a.workspace_bytes--; expect("small", LNGEN_WORKSPACE_TOO_SMALL, {name}(&a, 0, NULL));
+        a = good; a.workspace = NULL; expect("no workspace", LNGEN_NULL_POINTER, {name}(&a, device, NULL));
+        a = good; a.workspace_bytes--; expect("small", LNGEN_WORKSPACE_TOO_SMALL, {name}(&a, device, NULL));
     }}
     good.rows = 0;
-    expect("{name}, no rows", LNGEN_OK, {name}(&good, 0, NULL));
+    expect("{name}, no rows", LNGEN_OK, {name}(&good, device, NULL));
 }}
 """
 

@@ -49,7 +49,6 @@ DRIVER(cuDevicePrimaryCtxRelease_v2, (int device), (void)device; fake_held--)
 DRIVER(cuCtxGetCurrent, (uintptr_t *context), *context = current[depth])
 DRIVER(cuCtxSetCurrent, (uintptr_t context), current[depth] = context)
 DRIVER(cuCtxPushCurrent_v2, (uintptr_t context), current[++depth] = context)
-DRIVER(cuCtxPopCurrent_v2, (uintptr_t *context), if (context) *context = current[depth]; depth--)
 DRIVER(cuModuleLoadData, (uintptr_t *module, const void *image), (void)image; *module = 64; fake_held++)
 DRIVER(cuModuleLoadDataEx, (uintptr_t *module, const void *image, unsigned count, int *options, void **values),
        (void)image; (void)count; (void)options; (void)values; *module = 64; fake_held++)
@@ -62,9 +61,17 @@ DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *count, uintptr_t funct
        (void)function; (void)block; (void)shared; *count = 32)
 DRIVER(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t size, void *stream),
        (void)to; (void)value; (void)size; (void)stream)
-DRIVER(cuPointerGetAttribute, (void *data, int number, uint64_t pointer), (void)number; (void)pointer; *(int *)data = 0)
+DRIVER(cuPointerGetAttribute, (void *data, int number, uint64_t pointer), (void)number; (void)pointer;
+       *(int *)data = current[depth] == 4097)
 DRIVER(cuLaunchKernelEx, (const void *config, uintptr_t function, void **arguments, void **extra),
        (void)config; (void)function; (void)arguments; (void)extra)
+
+/* These never fail. */
+int cuCtxPopCurrent_v2(uintptr_t *context) {
+    fake_calls++;
+    *context = current[depth--];
+    return 0;
+}
 
 int cuGetErrorName(int status, const char **text) {
     (void)status;
