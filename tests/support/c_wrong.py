@@ -69,7 +69,9 @@ def program(groups: Mapping[str, tuple[Any, Described]], dtypes: Mapping[str, in
             for one in wrong({"workspace_bytes": 0} | fields, kernels)
         ]
         parts.append(PART.format(name=name, good="\n    ".join(set_), bad="\n    ".join(bad)))
-    return "\n".join([*parts, "static void all_groups(int device) {", *(f"    try_lngen_{g}(device);" for g in groups), "}", ""])
+    return "\n".join(
+        [*parts, "static void all_groups(int device) {", *(f"    try_lngen_{g}(device);" for g in groups), "}", ""]
+    )
 
 
 PART = """
