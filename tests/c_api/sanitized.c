@@ -31,6 +31,33 @@ static void expect(const char *what, lngen_status wanted, lngen_status got) {
     } \
     fake_fails_at = 0;
 
+#define WRONG(field, value, status) \
+    a = good; \
+    a.field = value; \
+    expect(#field ": " #value, LNGEN_##status, call(&a, device, NULL));
+
+#define GROUP(name, fields, wrong) \
+    static void try_##name(int device) { \
+        lngen_##name##_args good = {0}, a; \
+        lngen_status (*call)(const lngen_##name##_args *, int, void *) = lngen_##name; \
+        size_t bytes = 0; \
+        fields \
+        expect(#name, LNGEN_OK, lngen_##name##_workspace_bytes(&good, device, &bytes)); \
+        good.workspace_bytes = bytes; \
+        expect(#name, LNGEN_OK, lngen_##name##_init_workspace(&good, device, NULL)); \
+        expect(#name, LNGEN_OK, call(&good, device, NULL)); \
+        EACH_FAILS(#name, call(&good, device, NULL), 1) /* cuCtxGetCurrent */ \
+        expect(#name, LNGEN_NULL_POINTER, call(NULL, device, NULL)); \
+        expect(#name, LNGEN_NULL_POINTER, lngen_##name##_workspace_bytes(&good, device, NULL)); \
+        wrong \
+        if (bytes) { \
+            WRONG(workspace, NULL, NULL_POINTER) \
+            WRONG(workspace_bytes, bytes - 1, WORKSPACE_TOO_SMALL) \
+        } \
+        good.rows = 0; \
+        expect(#name, LNGEN_OK, call(&good, device, NULL)); \
+    }
+
 #include "calls.c"
 
 static lngen_status load_and_unload(void) {
@@ -56,6 +83,8 @@ static void *one_thread(void *number) {
 
 int main(void) {
     static char long_name[1 << 16];
+    pthread_t started[4];
+    int numbers[4] = {0, 1, 2, 3};
     memset(long_name, 'x', sizeof long_name - 1);
     for (int n = -2; n < 100; n++) faults += strlen(lngen_status_text((lngen_status)n)) < 10;
     if (lngen_supported(NULL, 96, LNGEN_BF16, 0) || lngen_supported(long_name, INT64_MIN, (lngen_dtype)77, -1))
@@ -68,8 +97,6 @@ int main(void) {
     expect("load", LNGEN_OK, lngen_load(0));
     all_groups(0);
     alone = 0;
-    pthread_t started[4];
-    int numbers[4] = {0, 1, 2, 3};
     for (int n = 0; n < 4; n++) pthread_create(&started[n], NULL, one_thread, &numbers[n]);
     for (int n = 0; n < 4; n++) pthread_join(started[n], NULL);
     for (int n = 0; n < 2; n++) expect("unload", LNGEN_OK, lngen_unload(n));
