@@ -29,7 +29,7 @@ from lngen.spec import Spec, make_spec, parse_spec
 from packs import facts_of
 
 STRICT = ("gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-DLNGEN_TESTING")
-PLAIN = "form=registers,threads=1,rows_per_block=32,vec=1"
+PLAIN = "form=registers,threads=1,rows_per_block=128,vec=1"
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 
