@@ -5,13 +5,13 @@ Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from lngen.aot import hub, manifest
+from lngen.aot import c_library, hub, manifest
 from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
@@ -30,7 +30,7 @@ from lngen.spec import Spec, parse_spec
 from lngen.toolchain import FLAGS, Binary, compile_cubin, compile_ptx, nvrtc_version
 from lngen.version import __version__
 
-KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors")
+KINDS = ("cu", "ptx", "cubin", "fatbin", "vectors", "c", "cmake")
 DEFAULT_KINDS = ("cu", "ptx", "cubin")
 
 HUB = "hf-kernel"
@@ -93,6 +93,7 @@ def build(
     bundle: bool = False,
     trace: str | Path | None = None,
     layout: str = "pack",
+    embed: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Built:
@@ -102,14 +103,15 @@ def build(
     out       the folder; a pack in it is added to, and entries of the same spec, arch and rows are replaced
     arch      ``"sm_80,sm_90+ptx"`` or a list; with ``+ptx`` newer GPUs run its PTX
     rows      numbers of rows, ``many``, or ``all`` for every class; one schedule for the class of each
-    emit      kinds of files: cu, ptx, cubin, fatbin, vectors. With cu alone nothing is compiled. By default cu, ptx and
-              cubin, in a hub package cubin.
+    emit      kinds of files: cu, ptx, cubin, fatbin, vectors; c, a C library of the whole pack, and cmake, its package.
+              With cu alone nothing is compiled. By default cu, ptx and cubin, in a hub package cubin.
     schedule  changes of the schedules, ``threads=256``
     lock      a lock file of ``lngen tune``, whose schedules replace the defaults
     device    the described GPU to choose schedules for, ``h200``; by default the one that represents each arch
     bundle    .cu files stand alone; otherwise they include headers in ``include/HASH/lngen``
     trace     a folder of FlashInfer's trace files: what that workload calls is built as well, for its numbers of rows
     layout    ``pack``, or ``hf-kernel`` for a package that Hugging Face ``kernels`` loads (lngen.aot.hub)
+    embed     the C library has the kernels inside and needs no other file (lngen.aot.c_library)
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
@@ -125,21 +127,25 @@ def build(
         why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
         raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
     request.check(kinds)
-    manifest.read(place)  # refused before anything is compiled
+    c_library.check(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
     if layout == HUB:
         hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
-        found = _all([pool.submit(choices, *one) for one in wanted], progress)
-        chosen = [c for of in found for c in of]
+        chosen = [c for of in _all([pool.submit(choices, *one) for one in wanted], progress) for c in of]
         made = _gather(chosen)
         manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    written, replaced = (hub.put if layout == HUB else _put)(Path(out), new, files)
-    notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
+    library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
+    written, replaced = hub.put(Path(out), new, files) if layout == HUB else _put(Path(out), new, files, library)
+    notes = dict.fromkeys([*workload.notes, *(n for c, asked in wanted for n in asked.notes(c)), *_skipped(workload)])
+    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(notes))
+
+
+def _skipped(workload: Workload) -> Iterator[str]:
+    """A note of the entries of a trace that are not built."""
     if workload.skipped:
-        notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
-    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
+        yield f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}"
 
 
 def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -149,9 +155,11 @@ def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
 
 
-def _put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+def _put(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], library: c_library.Wanted | None
+) -> tuple[list[str], list[str]]:
     """Add kernels to a pack: the names of what was written, and what it replaces."""
-    return [*files, FILE_NAME], put(folder, new, files)
+    return [*files, *(library.names if library else ()), FILE_NAME], put(folder, new, files, library)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:

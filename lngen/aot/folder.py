@@ -8,33 +8,40 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lngen.aot import manifest
 from lngen.aot.manifest import Manifest
 from lngen.errors import LngenError
 from lngen.files import exclusive, sha256, write_in_order
-from lngen.launch.pack import FILE_NAME
+from lngen.launch.pack import FILE_NAME, content
 
 LOCK = "lngen"  # locks the folder as a whole
 
 Step = tuple[Path, bytes]  # a file to write
 
+# Files that follow from the manifest of the whole folder, and from the bytes of the files that it lists, by name.
+Derived = Callable[[Manifest, Callable[[str], bytes]], Mapping[str, bytes]]
 
-def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> list[str]:
+
+def put(folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None) -> list[str]:
     """Add what is in ``new``, and its files, to ``folder``; what it replaces there, a sentence each.
+
+    ``derived``: also what follows from the whole.
 
     LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
     then nothing has changed.
     """
     with exclusive(folder, LOCK) as staging:
-        steps, _, replaced = changes(folder, new, files)
+        steps, _, replaced = changes(folder, new, files, derived)
         write_in_order(steps, staging)
     return replaced
 
 
-def changes(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[Step], Manifest, list[str]]:
+def changes(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
+) -> tuple[list[Step], Manifest, list[str]]:
     """What ``put`` writes, in order, the manifest last, which is the second; and what that replaces.
 
     The caller holds the lock.
@@ -42,9 +49,14 @@ def changes(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[li
     target = folder / FILE_NAME
     old = manifest.read(folder)
     manifest.check_lost(folder, old, new)
-    check_inside(folder, files)
     after, replaced = manifest.merged(old, new)
     listed = old.files()
+    if derived is not None:
+        own = files
+        more = derived(after, lambda name: own[name] if name in own else content(folder, name, listed[name]))
+        after.others |= {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in more.items()}
+        files = {**files, **more}
+    check_inside(folder, files)
     changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
     replaced += [f"'{name}' has other bytes than before." for name in sorted(changed)]
     changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}

@@ -77,6 +77,9 @@ class Request:
         """LngenError if the kinds of files do not go with the targets."""
         if {*kinds} == {"vectors"}:
             raise LngenError("vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well.")
+        runs = {"cubin", "fatbin", *(["ptx"] if any(t.ptx for t in self.targets) else [])}
+        if "c" in kinds and runs.isdisjoint(kinds):
+            raise LngenError("a C library is expected to have kernels that a driver runs; emit cubin as well.")
         if "cubin" not in kinds and "fatbin" not in kinds and "ptx" not in kinds and any(t.ptx for t in self.targets):
             raise LngenError(f"an arch with {PTX} needs compiled kernels; emit ptx, cubin or fatbin, or drop {PTX}.")
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     "--layout", default=LAYOUTS[0], show_default=True, metavar="NAME",
     help=f"Of {', '.join(LAYOUTS)}: a hub package, which Hugging Face kernels loads.",
 )  # fmt: skip
+@click.option("--embed", is_flag=True, help="The C library (--emit c) has the kernels inside and needs no other file.")
 @click.option("--bundle", is_flag=True, help="Sources stand alone, without headers beside them.")
 @dask_option
 @json_option
@@ -61,6 +62,7 @@ def build_command(
     lock: Path | None,
     trace: Path | None,
     layout: str,
+    embed: bool,
     bundle: bool,
     dask: str | None,
     output: Output,
@@ -78,7 +80,7 @@ def build_command(
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
         built = build(
             specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
-            bundle=bundle, trace=trace, layout=layout, progress=progress, executor=executor,
+            bundle=bundle, trace=trace, layout=layout, embed=embed, progress=progress, executor=executor,
         )  # fmt: skip
     for line in (*built.notes, *built.replaced):
         note(line)

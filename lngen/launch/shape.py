@@ -147,7 +147,7 @@ def check_document(document: Any) -> None:
 
 
 _SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w)")
+_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w|c/[\w.-]*\w)")
 
 
 def check_set(entry: Mapping[str, Any]) -> None:

@@ -226,10 +226,21 @@ class FakeDriver:
 
     @c_function(context=False)
     def cuCtxSetCurrent(self, context: Any) -> None:
-        place = number(context) - CONTEXTS
-        known = 0 <= place < self.devices and self.retained[place] > 0
-        refuse_if(number(context) != 0 and not known, "INVALID_CONTEXT")
+        refuse_if(number(context) != 0 and not self._usable(context), "INVALID_CONTEXT")
         self._local.context = number(context)
+
+    @c_function(context=False)
+    def cuCtxPushCurrent_v2(self, context: Any) -> None:
+        refuse_if(not self._usable(context), "INVALID_CONTEXT")
+        self._local.below = [*getattr(self._local, "below", []), self.context]
+        self._local.context = number(context)
+
+    @c_function()
+    def cuCtxPopCurrent_v2(self, context: Any) -> None:
+        if number(context):
+            write(context, ctypes.c_void_p, self.context)
+        below = getattr(self._local, "below", [])
+        self._local.context = below.pop() if below else 0
 
     @c_function()
     def cuCtxGetDevice(self, device: Any) -> None:
@@ -238,6 +249,11 @@ class FakeDriver:
     @c_function(capturable=False)
     def cuCtxSynchronize(self) -> None:
         pass
+
+    def _usable(self, context: Any) -> bool:
+        """Whether it is the primary context of a device, and retained."""
+        place = number(context) - CONTEXTS
+        return 0 <= place < self.devices and self.retained[place] > 0
 
     def _known(self, device: Any) -> int:
         refuse_if(not 0 <= number(device) < self.devices, "INVALID_DEVICE")

@@ -1,0 +1,184 @@
+"""If these fail, a wrong call of the C library crashes, goes unnoticed, or gets a status that says too little."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from c_calls import STATUS
+from c_driver import Bridge, no_op
+from c_library import CLibrary
+from c_wrong import wrong
+from fake_driver import FakeDriver
+from fuzz import fuzzed
+
+pytest.importorskip("cupy")
+
+
+@pytest.mark.parametrize("case", ["forward", "backward", "backward, one launch", "two distances", "eps of the call"])
+def test_wrong_arguments_get_their_status_and_launch_nothing(make: Any, case: str) -> None:
+    made = make()
+    call = made.call(case)
+    call.prepare()
+    for field, value, status in wrong(call.fields, call.kernels):
+        assert call.status(**{field: value}) == status, (field, value)
+        assert field.split("_")[0] in made.library.error(), (field, value)
+    for device, status in ((-1, "NO_DEVICE"), (1, "NOT_LOADED"), (64, "NO_DEVICE"), (2**31 - 1, "NO_DEVICE")):
+        assert call.status(device=device) == status
+    assert made.gpu.launched == []
+    call.launch()
+    assert call.wrong() == []
+
+
+# ---- memory that arrays share ----
+
+
+@pytest.fixture(scope="module")
+def idle(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> CLibrary:
+    """The library with a driver that does nothing, loaded."""
+    where = tmp_path_factory.mktemp("idle")
+    library = CLibrary.built(folder, where, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=no_op(where))
+    assert library.call("load", 0) == "OK"
+    return library
+
+
+DISTANCES = st.tuples(*[st.integers(-30, 30).map(lambda n: 8 * n)] * 5)  # inner and outer of x and y, and from x to y
+
+
+@fuzzed
+@given(st.integers(0, 5), st.integers(0, 3), DISTANCES)
+@example(4, 0, (192, 0, 192, 0, 64))  # columns of one array
+@example(4, 2, (128, 640, 128, 640, 64))
+@example(4, 2, (64, 640, 64, 640, 0))  # y takes the place of x
+def test_overlaps_are_seen(idle: CLibrary, rows: int, inner: int, distances: tuple[int, ...]) -> None:
+    """As the elements tell. Arrays that alternate in another way than columns do may be refused."""
+    d, many = 64, inner or max(rows, 1)
+
+    def elements(start: int, step: int, outer: int) -> list[int]:
+        step = step or d
+        outer = outer or step * min(many, rows)
+        return [start + r // many * outer + r % many * step + n for r in range(rows) for n in range(d)]
+
+    of_x, of_y, offset = distances[:2], distances[2:4], distances[4]
+    x, y = elements(0, *of_x), elements(offset, *of_y)
+    fields = {"x": 1 << 30, "y": (1 << 30) + 2 * offset, "gamma": 1 << 20, "rstd": 2 << 20, "inner": inner}
+    names = ("x_stride", "x_outer_stride", "y_stride", "y_outer_stride")
+    found = idle.with_fields(
+        "rmsnorm_forward_strides_2", d, "bf16", rows, **fields, **dict(zip(names, distances[:4], strict=True))
+    )
+    if len({*y}) < len(y):
+        assert found == "BAD_STRIDE"
+    elif x != y and {*x} & {*y}:
+        assert found in ("OVERLAP", "BAD_STRIDE")
+    elif not rows or x == y or of_x == of_y or max(x) < min(y) or max(y) < min(x):
+        assert found == "OK" or (inner and rows % inner), idle.error()
+
+
+@pytest.mark.parametrize(("one", "other", "status"), [("rstd", "mean", "OVERLAP"), ("gamma", "beta", "OK")])
+def test_vectors_that_coincide(idle: CLibrary, one: str, other: str, status: str) -> None:
+    fields = {name: place << 20 for place, name in enumerate(("x", "gamma", "beta", "y", "mean", "rstd"), 1)}
+    assert idle.with_fields("layernorm_forward", 96, "bf16", 4, **{**fields, one: fields[other]}) == status
+
+
+def test_the_workspace_lies_in_no_array(make: Any) -> None:
+    call = make().call("backward")
+    call.prepare()
+    assert call.status(workspace=(call.fields["dx"] + 255) // 256 * 256) == "OVERLAP"
+    assert (
+        call.status(workspace=(call.fields["gamma"] - call.fields["workspace_bytes"]) // 256 * 256 + 256) == "OVERLAP"
+    )
+
+
+# ---- devices, drivers and packs ----
+
+
+def test_what_is_not_loaded_is_not_launched(make: Any) -> None:
+    made = make(load=False, devices=2)
+    call, of = made.call("forward"), made.library.call
+    assert call.status() == "NOT_LOADED"
+    assert [of("unload", 0), of("load", 2), of("load", -1), of("unload", 64)] == ["NOT_LOADED", *["NO_DEVICE"] * 3]
+    assert [of("load", 0), call.status(), call.status(device=1)] == ["OK", "OK", "NOT_LOADED"]
+    assert [of("load", 1), call.status(device=1)] == ["OK", "WRONG_DEVICE"]
+    assert [of("unload", 0), call.status()] == ["OK", "NOT_LOADED"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "status", "said"),
+    [
+        ({"capability": (7, 5)}, "NO_IMAGE", "7.5"),
+        ({"version": 11040}, "OLD_DRIVER", "11.4"),
+        ({"devices": 0}, "NO_DRIVER", "CUDA_ERROR_NO_DEVICE"),
+    ],
+)
+def test_a_machine_that_cannot_run_the_pack(make: Any, driver: Any, status: str, said: str) -> None:
+    library = make(load=False, **driver).library
+    assert library.call("load", 0) == status
+    assert said in library.error()
+    assert library.supported("layernorm", 96, "bf16") == (status == "OLD_DRIVER")
+
+
+def test_a_driver_that_is_missing_or_lacks_a_function(folder: Path, tmp_path: Path) -> None:
+    bridge = Bridge(tmp_path, lacks=["cuLaunchKernelEx"])
+    for path, status, said in (("none.so", "NO_DRIVER", "none.so"), (bridge.path, "OLD_DRIVER", "cuLaunchKernelEx")):
+        library = CLibrary.built(folder, tmp_path, LNGEN_CUDA_LIBRARY=path)
+        with bridge.behind(FakeDriver()):
+            assert library.call("load", 0) == status
+            assert said in library.error()
+
+
+@pytest.mark.parametrize("change", ["other", "longer", "shorter", "missing"])
+def test_a_tampered_pack_is_not_loaded(make: Any, folder: Path, tmp_path: Path, change: str) -> None:
+    library, copy = make(load=False).library, shutil.copytree(folder, tmp_path / "pack")
+    for path in copy.glob("layernorm_fwd*.sm_90.cubin"):
+        data = path.read_bytes()
+        path.unlink()
+        if change != "missing":
+            new = {"other": data[:-1] + bytes([data[-1] ^ 1]), "longer": data + b"\0", "shorter": data[:-1]}
+            path.write_bytes(new[change])
+    assert [library.call("set_folder", str(copy).encode()), library.call("load", 0)] == ["OK", "TAMPERED"]
+    assert ".cubin" in library.error()
+    assert [library.call("set_folder", str(folder).encode()), library.call("load", 0)] == ["OK", "OK"]
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "status"),
+    [
+        ("cuLaunchKernelEx", "COOPERATIVE_LAUNCH_TOO_LARGE", "NO_ROOM"),
+        ("cuLaunchKernelEx", "INVALID_HANDLE", "WRONG_DEVICE"),
+        ("cuLaunchKernelEx", "LAUNCH_FAILED", "DRIVER_ERROR"),
+        ("cuMemsetD8Async", "OUT_OF_MEMORY", "OUT_OF_MEMORY"),
+        ("cuPointerGetAttribute", "INVALID_VALUE", "WRONG_DEVICE"),
+        ("cuCtxPushCurrent_v2", "UNKNOWN", "DRIVER_ERROR"),
+    ],
+)
+def test_what_the_driver_refuses(make: Any, function: str, error: str, status: str) -> None:
+    """The next call is not harmed."""
+    made = make()
+    call = made.call("backward, one launch")
+    call.prepare()
+    assert made.gpu.cuCtxSetCurrent(None) == 0
+    made.gpu.refuse = {function: STATUS[f"CUDA_ERROR_{error}"]}
+    assert call.status("_init_workspace" if function == "cuMemsetD8Async" else "") == status
+    assert str(STATUS[f"CUDA_ERROR_{error}"]) in made.library.error()
+    made.gpu.refuse = {}
+    call.launch()
+    assert (made.gpu.context, call.wrong()) == (0, [])
+
+
+def test_a_gpu_without_room_takes_other_kernels_or_says_so(make: Any) -> None:
+    for multiprocessors, kernels in ((132, 1), (60, 2)):
+        made = make(multiprocessors=multiprocessors)
+        call = made.call("backward, one launch")
+        call.prepare()
+        call.launch()
+        assert (len(made.gpu.launched), call.wrong()) == (kernels, [])
+    made = make(load=False)
+    made.gpu.attributes[97] = 1 << 10  # bytes of shared memory of a block
+    assert made.library.call("load", 0) == "OK"
+    assert [made.call(case).status() for case in ("forward", "claimed rows")] == ["OK", "NO_ROOM"]
+    assert "d=1024" in made.library.error()

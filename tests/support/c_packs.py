@@ -1,0 +1,84 @@
+"""A pack with a C library, for tests: every kind of launch, in small shapes; and a GPU that launches it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import c_launcher
+from c_library import CLibrary
+from c_norms import Call, FakeMemory, Layout
+from fake_driver import FakeDriver
+from lngen.aot.build import build
+from lngen.launch.pack import Pack
+
+ONE_LAUNCH = "form=registers,threads=16,rows_per_block=64,vec=8,prefetch=yes,single_launch=yes"
+CLUSTERS = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=4,tma_store=yes"
+CLAIMED = "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=3,dynamic=yes,cached_weights=yes"
+
+PLAIN = [f"layernorm.{way}:d={d}" for way in ("fwd", "bwd") for d in ("77,dtype=f16", "96,dtype=bf16", "33,dtype=f64")]
+OTHERS = [
+    "rmsnorm.fwd:d=64,dtype=bf16,strides=2", "rmsnorm.bwd:d=64,dtype=bf16,strides=2,accumulate=gamma",
+    "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", "l2norm.bwd:d=40,dtype=f32,guard=max,eps=run",
+]  # fmt: skip
+SPECIAL = {  # spec: schedule, archs
+    "layernorm.bwd:d=128,dtype=bf16": (ONE_LAUNCH, "sm_80,sm_90"),
+    "layernorm.fwd:d=16384,dtype=bf16": (CLUSTERS, "sm_90"),
+    "layernorm.fwd:d=1024,dtype=bf16": (CLAIMED, "sm_90"),
+}
+
+
+def pack(folder: Path, kinds: str = "ptx,cubin,c") -> Path:
+    """The pack; kernels of sm_90 are there as PTX for newer GPUs, too."""
+    for spec, (schedule, archs) in SPECIAL.items():
+        build([spec], folder, arch=archs, schedule=schedule, emit="ptx,cubin")
+    build([*PLAIN, *OTHERS], folder, arch="sm_80,sm_90+ptx", rows="1,many", emit=kinds)
+    return folder
+
+
+APART, HEADS = Layout(gap=3), Layout(gap=1, inner=3, outer_gap=5)
+
+# Group, spec, rows, and how it is called.
+CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "forward": ("layernorm_forward", "layernorm.fwd:d=96,dtype=bf16", 5, {}),
+    "forward, rows apart": ("layernorm_forward", "layernorm.fwd:d=96,dtype=bf16", 50, {"layout": APART}),
+    "forward, odd D": ("layernorm_forward", "layernorm.fwd:d=77,dtype=f16", 3, {"layout": APART}),
+    "forward, f64": ("layernorm_forward", "layernorm.fwd:d=33,dtype=f64", 3, {}),
+    "forward, no rows": ("layernorm_forward", "layernorm.fwd:d=96,dtype=bf16", 0, {}),
+    "backward": ("layernorm_backward", "layernorm.bwd:d=96,dtype=bf16", 30, {"layout": APART}),
+    "backward, odd D": ("layernorm_backward", "layernorm.bwd:d=77,dtype=f16", 3, {}),
+    "backward, f64": ("layernorm_backward", "layernorm.bwd:d=33,dtype=f64", 3, {"layout": APART}),
+    "backward, no rows": ("layernorm_backward", "layernorm.bwd:d=96,dtype=bf16", 0, {}),
+    "backward, one launch": ("layernorm_backward", "layernorm.bwd:d=128,dtype=bf16", 70, {}),
+    "two distances": ("rmsnorm_forward_strides_2", "rmsnorm.fwd:d=64,dtype=bf16,strides=2", 7, {"layout": HEADS}),
+    "two distances, added": (
+        "rmsnorm_backward_accumulate_gamma_strides_2", "rmsnorm.bwd:d=64,dtype=bf16,accumulate=gamma,strides=2", 7,
+        {"layout": HEADS},
+    ),
+    "eps of the call": (
+        "l2norm_forward_guard_max_eps_run", "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", 3, {"eps": 0.25},
+    ),
+    "eps of the call, backward": (
+        "l2norm_backward_guard_max_eps_run", "l2norm.bwd:d=40,dtype=f32,guard=max,eps=run", 3, {"eps": 1e-6},
+    ),
+}  # fmt: skip
+ON_SM_90 = {
+    "clusters": ("layernorm_forward", "layernorm.fwd:d=16384,dtype=bf16", 2, {}),
+    "claimed rows": ("layernorm_forward", "layernorm.fwd:d=1024,dtype=bf16", 8, {}),
+}
+
+
+class Made:
+    """A fake GPU that knows the pack, and a library of its own."""
+
+    def __init__(self, folder: Path, library: Path, **how: Any) -> None:
+        self.gpu = FakeDriver(**{"version": 14000, **how})
+        self.gpu.knows_pack(folder)
+        self.library, self._pack = CLibrary(library, folder), Pack(folder)
+
+    def call(self, case: str, device: int = 0, **more: Any) -> Call:
+        """A call of a case; the device's context is then current."""
+        group, spec, rows, how = (CASES | ON_SM_90)[case]
+        c_launcher.begin(self.gpu, device)
+        memory, kernels = FakeMemory(self.gpu, device), self._pack.described(spec)
+        return Call(self.library, memory, group, kernels, rows, device=device, **how, **more)
