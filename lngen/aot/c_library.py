@@ -265,7 +265,8 @@ class _Library:
         for t in spec.tensors:
             strides = group.strides.get(t["name"], []) if t["axes"] == ["M", "D"] else []
             fields = [f"offsetof({struct}, {f})" for f in (group.names[t["name"]], *strides)]
-            facts = (t["element_bytes"], "M" in t["axes"], "D" in t["axes"], t["role"] == "output")
+            dtype = f"LNGEN_{t['dtype'].upper()}"
+            facts = (dtype, t["element_bytes"], "M" in t["axes"], "D" in t["axes"], t["role"] == "output")
             tensors.append(_row(_text(t["name"]), *fields, *["0"] * (3 - len(fields)), *facts))
         images = self.table["image"].range([self._image(i) for i in spec.images])
         of = spec.of
