@@ -81,3 +81,47 @@ def test_calls_have_the_bits_of_the_interpreter(make: Any) -> None:
             getattr(norms.of, call.group)(*given.values(), *eps)
             assert call.wrong() == [], case
     assert {launched.stream for launched in norms.gpu.launched} == {0}
+
+
+def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -> None:
+    norms = make(devices=2)
+    forward, backward = norms.call("forward, rows apart"), norms.call("backward")
+    given, of_backward = norms.given(forward), norms.given(backward)
+    x, rows = forward.arguments.x, forward.arguments.rows
+
+    def raises(kind: type[Exception], words: str, call: Call = forward, more: Any = (), **changed: Any) -> None:
+        arrays = {**(given if call is forward else of_backward), **changed}
+        with pytest.raises(kind, match=f"^lngen_{call.group}.*{words}.*[.]$"):
+            getattr(norms.of, call.group)(*arrays.values(), *more)
+
+    raises(TypeError, r"takes \(x, gamma, beta, y, mean, rstd, workspace=None\), got 8", more=(None, None))
+    raises(TypeError, "beta is expected to be a tensor, got None", beta=None)
+    raises(TypeError, "gamma is expected to be a tensor, got something else", gamma=1.5)
+    raises(TypeError, "mean is expected to be f32, got f64", mean=tensor(x, (rows,), "f64"))
+    raises(TypeError, "mean is expected to be f32, got another dtype", mean=tensor(x, (rows,), "u8"))
+    raises(ValueError, "x is expected on a GPU; move it there", x=torch.empty(rows, 96, dtype=torch.bfloat16))
+    raises(ValueError, "y is expected on GPU 0, where other tensors lie, got GPU 1", y=tensor(x, (rows, 96), "bf16", device=1))
+    raises(ValueError, "y is expected to have 2 dimensions, got 1", y=tensor(x, (96,), "bf16"))
+    raises(ValueError, "dimension 0 of y is expected to be 40, got 39", y=tensor(x, (39, 96), "bf16"))
+    raises(ValueError, "dimension 0 of gamma is expected to be 96, got 97", gamma=tensor(x, (97,), "bf16"))
+    raises(ValueError, "gamma is expected to be contiguous", gamma=tensor(x, (96,), "bf16", (2,)))
+    raises(ValueError, "x is expected to have contiguous rows", x=tensor(x, (rows, 96), "bf16", (192, 2)))
+    raises(ValueError, "x is expected to have rows at one distance", x=tensor(x, (rows, 96), "bf16", (0, 1)))
+    raises(ValueError, "no kernels for x of bf16 with 95 elements .* lngen build", x=tensor(x, (rows, 95), "bf16"))
+    raises(ValueError, "no kernels for x of another dtype", x=tensor(x, (rows, 96), "u8"))
+    raises(ValueError, "x is expected to have rows, got", x=tensor(x, (), "bf16"))
+    raises(ValueError, "x is expected at a multiple of 16 bytes.* copy the array", x=tensor(x + 2, (rows, 96), "bf16"))
+    of_backward.pop("workspace")
+    raises(ValueError, r"needs a workspace of \d+ bytes for 140 rows, got 0", backward)
+    raises(TypeError, "workspace .* contiguous uint8", backward, workspace=tensor(x, (4096,), "f32"))
+    raises(ValueError, "workspace is expected on GPU 0", backward, workspace=tensor(x, (4096,), "u8", device=1))
+    on_1 = {name: norms._tensor(forward, t, (rows,), device=1) for name, t in forward.facts.items()}
+    raises(ValueError, "x is expected on device 1", **on_1)
+    assert norms.gpu.launched == []
+
+
+def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
+    norms = make()
+    group, spec, _, how = CASES["two distances"]
+    call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8, **how)
+    given = norms.given(call, 2, 2, 2)
