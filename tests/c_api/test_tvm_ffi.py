@@ -42,15 +42,16 @@ class Norms(Made):
 
     def given(self, call: Call, *shape: int, **how: Any) -> dict[str, Any]:
         """The tensors of a call by name; ``shape``: the dimensions that count rows."""
-        found = {t["name"]: self._tensor(call, t, shape or (call.arguments.rows,), **how) for t in call.kernels["tensors"]}
+        found = {
+            t["name"]: self._tensor(call, t, shape or (call.arguments.rows,), **how) for t in call.kernels["tensors"]
+        }
         if size := getattr(self.of, f"{call.group}_workspace_bytes")(found["x"]):
             found["workspace"] = tensor(call.memory.put(np.zeros(size, np.uint8)), (size,), "u8")
         return found
 
     def _tensor(self, call: Call, t: Any, shape: tuple[int, ...], **how: Any) -> Any:
         lengths, strides = [n for axis in t["axes"] for n in (shape if axis == "M" else (call.spec.d,))], []
-        if len(t["axes"]) == 2:
-            step = getattr(call.arguments, f"{t['name']}_stride") or call.spec.d
+        if step := getattr(call.arguments, f"{t['name']}_stride", 0):
             outer = getattr(call.arguments, f"{t['name']}_outer_stride", 0) or step * shape[-1]
             strides = [outer, step, 1][-len(lengths) :]
         return tensor(getattr(call.arguments, t["name"]), lengths, t["dtype"], strides, **how)
@@ -100,9 +101,13 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     raises(TypeError, "mean is expected to be f32, got f64", mean=tensor(x, (rows,), "f64"))
     raises(TypeError, "mean is expected to be f32, got another dtype", mean=tensor(x, (rows,), "u8"))
     raises(ValueError, "x is expected on a GPU; move it there", x=torch.empty(rows, 96, dtype=torch.bfloat16))
-    raises(ValueError, "y is expected on GPU 0, where other tensors lie, got GPU 1", y=tensor(x, (rows, 96), "bf16", device=1))
+    raises(
+        ValueError,
+        "y is expected on GPU 0, where other tensors lie, got GPU 1",
+        y=tensor(x, (rows, 96), "bf16", device=1),
+    )
     raises(ValueError, "y is expected to have 2 dimensions, got 1", y=tensor(x, (96,), "bf16"))
-    raises(ValueError, "dimension 0 of y is expected to be 40, got 39", y=tensor(x, (39, 96), "bf16"))
+    raises(ValueError, "dimension 0 of y is expected to be 50, got 39", y=tensor(x, (39, 96), "bf16"))
     raises(ValueError, "dimension 0 of gamma is expected to be 96, got 97", gamma=tensor(x, (97,), "bf16"))
     raises(ValueError, "gamma is expected to be contiguous", gamma=tensor(x, (96,), "bf16", (2,)))
     raises(ValueError, "x is expected to have contiguous rows", x=tensor(x, (rows, 96), "bf16", (192, 2)))
@@ -115,13 +120,84 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     raises(ValueError, r"needs a workspace of \d+ bytes for 140 rows, got 0", backward)
     raises(TypeError, "workspace .* contiguous uint8", backward, workspace=tensor(x, (4096,), "f32"))
     raises(ValueError, "workspace is expected on GPU 0", backward, workspace=tensor(x, (4096,), "u8", device=1))
-    on_1 = {name: norms._tensor(forward, t, (rows,), device=1) for name, t in forward.facts.items()}
-    raises(ValueError, "x is expected on device 1", **on_1)
+    raises(RuntimeError, "x is expected on device 1", **norms.given(forward, device=1))
     assert norms.gpu.launched == []
 
 
 def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
     norms = make()
-    group, spec, _, how = CASES["two distances"]
-    call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8, **how)
-    given = norms.given(call, 2, 2, 2)
+    group, spec, _, _ = CASES["two distances"]
+    call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8)
+    given, shape = norms.given(call, 2, 2, 2), (2, 2, 2, 64)
+    x, y = call.arguments.x, call.arguments.y
+    getattr(norms.of, group)(*given.values())
+    assert call.wrong() == []
+    with pytest.raises(ValueError, match="x is expected to have rows at two distances at most, which change at one"):
+        cuts = {"x": tensor(x, shape, "bf16", (512, 128, 64, 1)), "y": tensor(y, shape, "bf16", (512, 256, 64, 1))}
+        getattr(norms.of, group)(*{**given, **cuts}.values())
+
+
+def test_eps_has_to_be_a_number(make: Any) -> None:
+    norms = make()
+    call = norms.call("eps of the call")
+    given, function = norms.given(call).values(), getattr(norms.of, call.group)
+    for eps, kind, words in (
+        (("0.1",), TypeError, "eps is expected to be a number"), ((True,), TypeError, "eps is expected to be a number"),
+        ((float("nan"),), ValueError, "eps is expected to be finite"), ((), TypeError, r"workspace=None, eps\), got 3"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=words):
+            function(*given, *eps)
+    function(*given, None, 1)
+
+
+def test_a_call_goes_to_the_current_stream_and_into_its_capture(make: Any) -> None:
+    """What is not loaded is an error there, and can be loaded later."""
+    norms = make()
+    call, gpu = norms.call("backward"), norms.gpu
+    with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), STREAM):
+        gpu.captures[STREAM] = CAPTURE
+        with pytest.raises(RuntimeError, match="STREAM_CAPTURE_UNSUPPORTED"):
+            norms.given(call)
+        gpu.captures.clear()
+        norms.of.load(0)
+        given = norms.given(call)
+        gpu.captures[STREAM] = CAPTURE
+        norms.of.layernorm_backward(*given.values())
+    gpu.captures.clear()
+    assert call.wrong() != []
+    for _ in range(2):
+        gpu.replay(CAPTURE)
+        assert call.wrong() == []
+    assert {launched.stream for launched in gpu.launched} == {STREAM}
+    for device, kind in ((7, RuntimeError), ("0", TypeError), (2**32, TypeError)):
+        with pytest.raises(kind, match="device 7|number of a GPU"):
+            norms.of.load(device)
+
+
+# ---- what is declared, and what the page says ----
+
+SAME = """#include <tvm/ffi/extra/c_env_api.h>
+#include "lngen_kernels.c"
+#define SIZE(mine, theirs) _Static_assert(sizeof(mine) == sizeof(theirs), #mine)
+#define SAME(mine, a, theirs, b) SIZE(((mine *)0)->a, ((theirs *)0)->b); \\
+    _Static_assert(offsetof(mine, a) == offsetof(theirs, b), #a)
+SIZE(any, TVMFFIAny);
+SAME(any, kind, TVMFFIAny, type_index); SAME(any, value, TVMFFIAny, v_int64);
+SIZE(dl_tensor, DLTensor);
+SAME(dl_tensor, data, DLTensor, data); SAME(dl_tensor, device_type, DLTensor, device.device_type);
+SAME(dl_tensor, device, DLTensor, device.device_id); SAME(dl_tensor, dimensions, DLTensor, ndim);
+SAME(dl_tensor, code, DLTensor, dtype.code); SAME(dl_tensor, bits, DLTensor, dtype.bits);
+SAME(dl_tensor, lanes, DLTensor, dtype.lanes); SAME(dl_tensor, shape, DLTensor, shape);
+SAME(dl_tensor, strides, DLTensor, strides); SAME(dl_tensor, byte_offset, DLTensor, byte_offset);
+#define EQUAL(mine, theirs) _Static_assert((int)mine == (int)theirs, #mine)
+EQUAL(ANY_NONE, kTVMFFINone); EQUAL(ANY_INT, kTVMFFIInt); EQUAL(ANY_FLOAT, kTVMFFIFloat); EQUAL(DL_CUDA, kDLCUDA);
+EQUAL(ANY_TENSOR_POINTER, kTVMFFIDLTensorPtr); EQUAL(ANY_TENSOR, kTVMFFITensor); EQUAL(DL_UINT, kDLUInt);
+EQUAL(OBJECT_HEADER, sizeof(TVMFFIObject)); EQUAL(2, kDLFloat); EQUAL(4, kDLBfloat);
+"""
+
+
+def test_what_is_declared_is_what_their_headers_declare(folder: Path, tmp_path: Path) -> None:
+    """Also the functions: C refuses another declaration."""
+    (tmp_path / "same.c").write_text(SAME, encoding="utf-8")
+    theirs = [f"-isystem{tvm_ffi.libinfo.find_include_path()}", f"-isystem{tvm_ffi.libinfo.find_dlpack_include_path()}"]
+    cc(tmp_path / "same.o", [tmp_path / "same.c"], "-c", f"-I{folder / 'c'}", "-DLNGEN_TVM_FFI", "-O0", *theirs)

@@ -42,7 +42,12 @@ _KEPT: list[Any] = []  # what tensors point to; they have no deleter
 
 
 def tensor(
-    address: int | None, shape: Sequence[int], dtype: str, strides: Sequence[int] = (), device: int = 0, kind: int = CUDA
+    address: int | None,
+    shape: Sequence[int],
+    dtype: str,
+    strides: Sequence[int] = (),
+    device: int = 0,
+    kind: int = CUDA,
 ) -> Any:
     """A tensor at any address, which nobody reads; without strides it is contiguous. It begins 16 bytes after ``data``."""
     sizes = [(ctypes.c_int64 * len(given))(*given) for given in (shape, strides)]
