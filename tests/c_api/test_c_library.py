@@ -29,7 +29,7 @@ from lngen.spec import Spec, make_spec, parse_spec
 from packs import facts_of
 
 STRICT = ("gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-DLNGEN_TESTING")
-PLAIN = "form=registers,threads=1,rows_per_block=32,vec=1"
+PLAIN = "form=registers,threads=1,rows_per_block=128,vec=1"
 
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 
@@ -252,7 +252,7 @@ def test_a_folder_in_two_steps_has_the_library_of_the_whole(embed: bool, tmp_pat
         ({"emit": "cubin,c", "layout": "hf-kernel"}, "a hub package has no C library"),
         ({"emit": "cubin", "embed": True}, "embed is of a C library, which is not emitted"),
         ({"emit": "cubin,cmake"}, "cmake is of a C library, which is not emitted"),
-        ({"emit": "c,vectors"}, "c is expected beside kernels"),
+        ({"emit": "c,vectors"}, "a C library is expected to have kernels that a driver runs"),
         ({"emit": "cu,ptx,c"}, "a C library is expected to have kernels that a driver runs"),
     ],
 )
@@ -303,3 +303,20 @@ def test_an_installed_pack_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> N
     run("gcc", "main.c", *flags, "-o", "by-pkg-config", cwd=consumer)
     for program in ("b/consumer", "./by-pkg-config"):
         assert run(consumer / program, cwd=consumer).startswith("Kernels are launched before they are loaded")
+
+
+# ---- the page ----
+
+
+def test_the_program_of_the_page_compiles_and_says_what_is_missing(tmp_path: Path) -> None:
+    """``lngen help c``, with the library of the specs that its command builds."""
+    page = (Path(lngen.__file__).parent / "docs" / "c.md").read_text(encoding="utf-8")
+    specs = re.findall(r"\w+\.(?:fwd|bwd):\S+", page.partition("--emit")[0])
+    folder = written(pack_of(spec.replace("d=4096", "d=8") for spec in specs), tmp_path, Wanted())
+    (program,) = re.findall(r"^```c\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (folder / "main.c").write_text(program)
+    driver = '-DLNGEN_CUDA_LIBRARY="no-driver.so"'
+    run(*STRICT, driver, "main.c", "lngen_kernels.c", "-o", "main", "-ldl", "-pthread", cwd=folder)
+    done = subprocess.run([folder / "main"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.match(r"libcuda\.so\.1 cannot be opened .*\(no-driver\.so: .*\)$", done.stderr)
