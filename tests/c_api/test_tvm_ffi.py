@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from c_driver import Bridge, cc
+from c_driver import Bridge, cc, compiler, no_op
 from c_library import built
 from c_norms import Call, FakeMemory
 from c_packs import CASES, HEADS, Made
+from fake_driver import FakeDriver
 
 pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")
 tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the extra test")
 
-from gpu_dlpack import tensor  # noqa: E402
+import lngen  # noqa: E402
+from gpu_dlpack import as_on_gpu, tensor  # noqa: E402
+from host_tensors import pass_for_gpu_tensors  # noqa: E402
 
 STREAM, CAPTURE = 77, 5
 
@@ -88,7 +93,10 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     norms = make(devices=2)
     forward, backward = norms.call("forward, rows apart"), norms.call("backward")
     given, of_backward = norms.given(forward), norms.given(backward)
-    x, rows = forward.arguments.x, forward.arguments.rows
+    of_backward.pop("workspace")
+
+    def at_x(*shape: int, dtype: str = "bf16", past: int = 0, **how: Any) -> Any:
+        return tensor(forward.arguments.x + past, shape, dtype, **how)
 
     def raises(kind: type[Exception], words: str, call: Call = forward, more: Any = (), **changed: Any) -> None:
         arrays = {**(given if call is forward else of_backward), **changed}
@@ -97,29 +105,25 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
 
     raises(TypeError, r"takes \(x, gamma, beta, y, mean, rstd, workspace=None\), got 8", more=(None, None))
     raises(TypeError, "beta is expected to be a tensor, got None", beta=None)
-    raises(TypeError, "gamma is expected to be a tensor, got something else", gamma=1.5)
-    raises(TypeError, "mean is expected to be f32, got f64", mean=tensor(x, (rows,), "f64"))
-    raises(TypeError, "mean is expected to be f32, got another dtype", mean=tensor(x, (rows,), "u8"))
-    raises(ValueError, "x is expected on a GPU; move it there", x=torch.empty(rows, 96, dtype=torch.bfloat16))
-    raises(
-        ValueError,
-        "y is expected on GPU 0, where other tensors lie, got GPU 1",
-        y=tensor(x, (rows, 96), "bf16", device=1),
-    )
-    raises(ValueError, "y is expected to have 2 dimensions, got 1", y=tensor(x, (96,), "bf16"))
-    raises(ValueError, "dimension 0 of y is expected to be 50, got 39", y=tensor(x, (39, 96), "bf16"))
-    raises(ValueError, "dimension 0 of gamma is expected to be 96, got 97", gamma=tensor(x, (97,), "bf16"))
-    raises(ValueError, "gamma is expected to be contiguous", gamma=tensor(x, (96,), "bf16", (2,)))
-    raises(ValueError, "x is expected to have contiguous rows", x=tensor(x, (rows, 96), "bf16", (192, 2)))
-    raises(ValueError, "x is expected to have rows at one distance", x=tensor(x, (rows, 96), "bf16", (0, 1)))
-    raises(ValueError, "no kernels for x of bf16 with 95 elements .* lngen build", x=tensor(x, (rows, 95), "bf16"))
-    raises(ValueError, "no kernels for x of another dtype", x=tensor(x, (rows, 96), "u8"))
-    raises(ValueError, "x is expected to have rows, got", x=tensor(x, (), "bf16"))
-    raises(ValueError, "x is expected at a multiple of 16 bytes.* copy the array", x=tensor(x + 2, (rows, 96), "bf16"))
-    of_backward.pop("workspace")
+    raises(TypeError, "gamma is expected to be a tensor, got something else", gamma=0)
+    raises(TypeError, "mean is expected to be f32, got f64", mean=at_x(50, dtype="f64"))
+    raises(TypeError, "mean is expected to be f32, got another dtype", mean=at_x(50, dtype="u8"))
+    raises(ValueError, "x is expected on a GPU; move it there", x=torch.empty(50, 96, dtype=torch.bfloat16))
+    raises(ValueError, "y is expected on GPU 0, where other tensors lie, got GPU 1", y=at_x(50, 96, device=1))
+    raises(ValueError, "y is expected to have 2 dimensions, got 1", y=at_x(96))
+    raises(ValueError, "dimension 0 of y is expected to be 50, got 39", y=at_x(39, 96))
+    raises(ValueError, "dimension 0 of gamma is expected to be 96, got 97", gamma=at_x(97))
+    raises(ValueError, "gamma is expected to be contiguous", gamma=at_x(96, strides=(2,)))
+    raises(ValueError, "x is expected to have contiguous rows", x=at_x(50, 96, strides=(192, 2)))
+    raises(ValueError, "x is expected to have rows at one distance", x=at_x(50, 96, strides=(0, 1)))
+    raises(ValueError, "no kernels for x of bf16 with 95 elements .* lngen build", x=at_x(50, 95))
+    raises(ValueError, "no kernels for x of another dtype", x=at_x(50, 96, dtype="u8"))
+    raises(ValueError, "x is expected to have rows, got", x=at_x())
+    raises(ValueError, "x is expected at a multiple of 16 bytes.* copy the array", x=at_x(50, 96, past=2))
+    raises(ValueError, "y shares memory with x, and not exactly its place", y=at_x(50, 96, past=16))
     raises(ValueError, r"needs a workspace of \d+ bytes for 140 rows, got 0", backward)
-    raises(TypeError, "workspace .* contiguous uint8", backward, workspace=tensor(x, (4096,), "f32"))
-    raises(ValueError, "workspace is expected on GPU 0", backward, workspace=tensor(x, (4096,), "u8", device=1))
+    raises(TypeError, "workspace .* contiguous uint8", backward, workspace=at_x(4096, dtype="f32"))
+    raises(ValueError, "workspace is expected on GPU 0", backward, workspace=at_x(4096, dtype="u8", device=1))
     raises(RuntimeError, "x is expected on device 1", **norms.given(forward, device=1))
     assert norms.gpu.launched == []
 
@@ -129,12 +133,12 @@ def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
     group, spec, _, _ = CASES["two distances"]
     call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8)
     given, shape = norms.given(call, 2, 2, 2), (2, 2, 2, 64)
-    x, y = call.arguments.x, call.arguments.y
     getattr(norms.of, group)(*given.values())
     assert call.wrong() == []
+    given["x"] = tensor(call.arguments.x, shape, "bf16", (512, 128, 64, 1))
+    given["y"] = tensor(call.arguments.y, shape, "bf16", (512, 256, 64, 1))
     with pytest.raises(ValueError, match="x is expected to have rows at two distances at most, which change at one"):
-        cuts = {"x": tensor(x, shape, "bf16", (512, 128, 64, 1)), "y": tensor(y, shape, "bf16", (512, 256, 64, 1))}
-        getattr(norms.of, group)(*{**given, **cuts}.values())
+        getattr(norms.of, group)(*given.values())
 
 
 def test_eps_has_to_be_a_number(make: Any) -> None:
@@ -142,8 +146,8 @@ def test_eps_has_to_be_a_number(make: Any) -> None:
     call = norms.call("eps of the call")
     given, function = norms.given(call).values(), getattr(norms.of, call.group)
     for eps, kind, words in (
-        (("0.1",), TypeError, "eps is expected to be a number"), ((True,), TypeError, "eps is expected to be a number"),
-        ((float("nan"),), ValueError, "eps is expected to be finite"), ((), TypeError, r"workspace=None, eps\), got 3"),
+        (["0.1"], TypeError, "eps is expected to be a number"), ([True], TypeError, "eps is expected to be a number"),
+        ([float("nan")], ValueError, "eps is expected to be finite"), ([], TypeError, r"workspace=None, eps\), got 3"),
     ):  # fmt: skip
         with pytest.raises(kind, match=words):
             function(*given, *eps)
@@ -170,7 +174,7 @@ def test_a_call_goes_to_the_current_stream_and_into_its_capture(make: Any) -> No
         assert call.wrong() == []
     assert {launched.stream for launched in gpu.launched} == {STREAM}
     for device, kind in ((7, RuntimeError), ("0", TypeError), (2**32, TypeError)):
-        with pytest.raises(kind, match="device 7|number of a GPU"):
+        with pytest.raises(kind, match=r"device 7|number of a GPU"):
             norms.of.load(device)
 
 
@@ -201,3 +205,86 @@ def test_what_is_declared_is_what_their_headers_declare(folder: Path, tmp_path: 
     (tmp_path / "same.c").write_text(SAME, encoding="utf-8")
     theirs = [f"-isystem{tvm_ffi.libinfo.find_include_path()}", f"-isystem{tvm_ffi.libinfo.find_dlpack_include_path()}"]
     cc(tmp_path / "same.o", [tmp_path / "same.c"], "-c", f"-I{folder / 'c'}", "-DLNGEN_TVM_FFI", "-O0", *theirs)
+
+
+PAGE = (Path(__file__).parents[2] / "lngen/docs/c.md").read_text(encoding="utf-8").partition("\n## TVM FFI\n")[2]
+
+
+def code(language: str) -> str:
+    """The code of the page, for the D of the pack."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return str(found).replace("4096", "96")
+
+
+class OnGpu:
+    """The functions of a module, for which CPU tensors are memory of a fake GPU."""
+
+    def __init__(self, functions: Any, gpu: FakeDriver) -> None:
+        self.functions, self.gpu = functions, gpu
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *given: getattr(self.functions, name)(*map(self._shown, given))
+
+    def _shown(self, given: Any) -> Any:
+        if not isinstance(given, torch.Tensor):
+            return given
+        self.gpu.maps(given.untyped_storage().data_ptr(), given.untyped_storage().nbytes(), f"{given.data_ptr()}")
+        return as_on_gpu(given)
+
+
+def test_the_python_of_the_page_has_the_bits_of_pythons_launcher(
+    make: Any, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    norms, zeros = make(), torch.zeros
+    monkeypatch.setattr(tvm_ffi, "load_module", lambda _: OnGpu(norms.of, norms.gpu))
+    monkeypatch.setattr(torch, "zeros", lambda size, **how: aligned(zeros(size + 256, dtype=how["dtype"]), size))
+    pass_for_gpu_tensors(monkeypatch, norms.gpu)
+    v: dict[str, Any] = {}
+    exec(code("python").replace('"cuda"', '"cpu"'), v)
+    norm = lngen.load(folder).norm("layernorm", d=96, dtype="bf16")
+    y, saved = norm.forward(v["x"], v["gamma"], v["beta"])
+    wanted = y, *norm.backward(v["dy"], saved)
+    assert all(torch.equal(a, v[name]) for a, name in zip(wanted, ("y", "dx", "dgamma", "dbeta"), strict=True))
+
+
+def aligned(memory: Any, size: int) -> Any:
+    """So many bytes at a multiple of 256."""
+    return memory[-memory.data_ptr() % 256 :][:size]
+
+
+MAIN = """
+int main(int, char **arguments)
+{
+    int64_t shape[] = {4, 96}, strides[] = {96, 1}, one[] = {1};
+    DLTensor x{(void *)4096, {kDLCUDA, 0}, 2, {kDLBfloat, 16, 1}, shape, strides, 0}, y = x, gamma = x, mean = x, rstd;
+    y.data = (void *)8192;
+    gamma.data = (void *)12288, gamma.ndim = 1, gamma.shape++, gamma.strides = one;
+    mean.data = (void *)16384, mean.ndim = 1, mean.dtype = {kDLFloat, 32, 1}, mean.strides = one;
+    (rstd = mean).data = (void *)20480;
+    auto norms = Module::LoadFromFile(arguments[1]);
+    forward(norms, &x, &gamma, &gamma, &y, &mean, &rstd);
+    try { forward(norms, &x, &gamma, &gamma, &x, &mean, &mean); }
+    catch (const tvm::ffi::Error &error) { return error.kind() == "ValueError" ? 3 : 2; }
+}
+"""
+
+
+def test_the_cpp_of_the_page_runs(folder: Path, tmp_path: Path) -> None:
+    """With a driver that launches nothing; a second, wrong call is an exception."""
+    where = [f'-DLNGEN_CUDA_LIBRARY="{no_op(tmp_path)}"', f'-DLNGEN_PACK_DIR="{folder}"', "-DLNGEN_TVM_FFI"]
+    library = built(folder, tmp_path / "norms.so", *where)
+    (tmp_path / "main.cc").write_text(code("cpp") + MAIN, encoding="utf-8")
+    theirs = Path(tvm_ffi.libinfo.find_libtvm_ffi())
+    linked = [f"-L{theirs.parent}", "-ltvm_ffi", f"-Wl,-rpath,{theirs.parent}"]
+    include = [f"-I{tvm_ffi.libinfo.find_include_path()}", f"-I{tvm_ffi.libinfo.find_dlpack_include_path()}"]
+    program = [
+        compiler("g++"),
+        "-std=c++17",
+        *include,
+        str(tmp_path / "main.cc"),
+        *linked,
+        "-o",
+        str(tmp_path / "main"),
+    ]
+    subprocess.run(program, check=True)
+    assert subprocess.run([str(tmp_path / "main"), str(library)], check=False).returncode == 3

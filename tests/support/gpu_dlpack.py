@@ -1,4 +1,4 @@
-"""Arrays for apache-tvm-ffi that lie, as far as it knows, on a GPU: any address by DLPack, and CPU tensors of PyTorch."""
+"""Tensors of TVM FFI that pass for ones on a GPU: any address by DLPack, and CPU tensors of PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Managed(ctypes.Structure):
     """DLManagedTensor."""
 
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int), ("device", ctypes.c_int), ("dimensions", ctypes.c_int),
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int), ("device", ctypes.c_int), ("ndim", ctypes.c_int),
         ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p),
         ("strides", ctypes.c_void_p), ("offset", ctypes.c_uint64), ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
@@ -49,11 +49,11 @@ def tensor(
     device: int = 0,
     kind: int = CUDA,
 ) -> Any:
-    """A tensor at any address, which nobody reads; without strides it is contiguous. It begins 16 bytes after ``data``."""
+    """A tensor at any address; without strides it is contiguous. It begins 16 bytes after its ``data``."""
     sizes = [(ctypes.c_int64 * len(given))(*given) for given in (shape, strides)]
     shapes = [ctypes.addressof(size) if given else None for size, given in zip(sizes, (shape, strides), strict=True)]
     offset = 16 if address else 0
-    made = Managed((address or 0) - offset, kind, device, len(shape), *DTYPES[dtype], 1, *shapes, offset)
+    made = Managed((address or 0) - offset, CUDA, device, len(shape), *DTYPES[dtype], 1, *shapes, offset)
     _KEPT.extend((*sizes, made))
     return tvm_ffi.from_dlpack(_Capsule(_capsule(ctypes.addressof(made), b"dltensor", None)))
 
