@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from c_driver import Bridge, cc, compiler, no_op
-from c_library import built
+import c_launcher
+from c_driver import Bridge, cc, no_op
+from c_library import CLibrary
 from c_norms import Call, FakeMemory
 from c_packs import CASES, HEADS, Made
 from fake_driver import FakeDriver
@@ -33,8 +34,13 @@ STREAM, CAPTURE = 77, 5
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory, folder: Path, bridge: Bridge) -> Path:
-    where = [f'-DLNGEN_CUDA_LIBRARY="{bridge.path}"', f'-DLNGEN_PACK_DIR="{folder}"', "-DLNGEN_TVM_FFI"]
-    return built(folder, tmp_path_factory.mktemp("tvm") / "kernels.so", *where)
+    return compiled_for(bridge.path, folder, tmp_path_factory.mktemp("tvm"))
+
+
+def compiled_for(driver: Path, folder: Path, out: Path) -> Path:
+    """The library with the functions of TVM FFI."""
+    CLibrary.built(folder, out, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=driver, LNGEN_TVM_FFI="")
+    return out / "kernels.so"
 
 
 class Norms(Made):
@@ -42,24 +48,24 @@ class Norms(Made):
 
     def __init__(self, folder: Path, library: Path, **how: Any) -> None:
         super().__init__(folder, library, **how)
+        c_launcher.begin(self.gpu)
         copy = next(c for n in itertools.count() if not (c := library.with_suffix(f".tvm{n}.so")).exists())
         self.of = tvm_ffi.load_module(str(shutil.copy(library, copy)))
 
     def given(self, call: Call, *shape: int, **how: Any) -> dict[str, Any]:
         """The tensors of a call by name; ``shape``: the dimensions that count rows."""
-        found = {
-            t["name"]: self._tensor(call, t, shape or (call.arguments.rows,), **how) for t in call.kernels["tensors"]
-        }
+        rows = shape or (call.fields["rows"],)
+        found = {t["name"]: self._tensor(call.fields, t, rows, **how) for t in call.kernels["tensors"]}
         if size := getattr(self.of, f"{call.group}_workspace_bytes")(found["x"]):
             found["workspace"] = tensor(call.memory.put(np.zeros(size, np.uint8)), (size,), "u8")
         return found
 
-    def _tensor(self, call: Call, t: Any, shape: tuple[int, ...], **how: Any) -> Any:
-        lengths, strides = [n for axis in t["axes"] for n in (shape if axis == "M" else (call.spec.d,))], []
-        if step := getattr(call.arguments, f"{t['name']}_stride", 0):
-            outer = getattr(call.arguments, f"{t['name']}_outer_stride", 0) or step * shape[-1]
+    def _tensor(self, fields: dict[str, Any], t: Any, rows: tuple[int, ...], **how: Any) -> Any:
+        lengths, strides = [n for axis in t["axes"] for n in (rows if axis == "M" else (fields["d"],))], []
+        if step := fields.get(f"{t['name']}_stride"):
+            outer = fields.get(f"{t['name']}_outer_stride") or step * rows[-1]
             strides = [outer, step, 1][-len(lengths) :]
-        return tensor(getattr(call.arguments, t["name"]), lengths, t["dtype"], strides, **how)
+        return tensor(fields[t["name"]], lengths, t["dtype"], strides, **how)
 
 
 @pytest.fixture
@@ -82,7 +88,7 @@ def test_calls_have_the_bits_of_the_interpreter(make: Any) -> None:
         call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), rows - two, **how)
         shape = (2, 3) if two else (2, rows // 2) if rows % 2 == 0 else (rows,)
         given = norms.given(call, *shape)
-        eps = [call.arguments.eps] if hasattr(call.arguments, "eps") else []
+        eps = [call.fields["eps"]] if "eps" in call.fields else []
         for _ in range(2):
             getattr(norms.of, call.group)(*given.values(), *eps)
             assert call.wrong() == [], case
@@ -96,7 +102,7 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     of_backward.pop("workspace")
 
     def at_x(*shape: int, dtype: str = "bf16", past: int = 0, **how: Any) -> Any:
-        return tensor(forward.arguments.x + past, shape, dtype, **how)
+        return tensor(forward.fields["x"] + past, shape, dtype, **how)
 
     def raises(kind: type[Exception], words: str, call: Call = forward, more: Any = (), **changed: Any) -> None:
         arrays = {**(given if call is forward else of_backward), **changed}
@@ -121,7 +127,7 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     raises(ValueError, "x is expected to have rows, got", x=at_x())
     raises(ValueError, "x is expected at a multiple of 16 bytes.* copy the array", x=at_x(50, 96, past=2))
     raises(ValueError, "y shares memory with x, and not exactly its place", y=at_x(50, 96, past=16))
-    raises(ValueError, r"needs a workspace of \d+ bytes for 140 rows, got 0", backward)
+    raises(ValueError, r"needs a workspace of \d+ bytes for 30 rows, got 0", backward)
     raises(TypeError, "workspace .* contiguous uint8", backward, workspace=at_x(4096, dtype="f32"))
     raises(ValueError, "workspace is expected on GPU 0", backward, workspace=at_x(4096, dtype="u8", device=1))
     raises(RuntimeError, "x is expected on device 1", **norms.given(forward, device=1))
@@ -135,8 +141,8 @@ def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
     given, shape = norms.given(call, 2, 2, 2), (2, 2, 2, 64)
     getattr(norms.of, group)(*given.values())
     assert call.wrong() == []
-    given["x"] = tensor(call.arguments.x, shape, "bf16", (512, 128, 64, 1))
-    given["y"] = tensor(call.arguments.y, shape, "bf16", (512, 256, 64, 1))
+    given["x"] = tensor(call.fields["x"], shape, "bf16", (512, 128, 64, 1))
+    given["y"] = tensor(call.fields["y"], shape, "bf16", (512, 256, 64, 1))
     with pytest.raises(ValueError, match="x is expected to have rows at two distances at most, which change at one"):
         getattr(norms.of, group)(*given.values())
 
@@ -180,31 +186,31 @@ def test_a_call_goes_to_the_current_stream_and_into_its_capture(make: Any) -> No
 
 # ---- what is declared, and what the page says ----
 
-SAME = """#include <tvm/ffi/extra/c_env_api.h>
-#include "lngen_kernels.c"
-#define SIZE(mine, theirs) _Static_assert(sizeof(mine) == sizeof(theirs), #mine)
-#define SAME(mine, a, theirs, b) SIZE(((mine *)0)->a, ((theirs *)0)->b); \\
-    _Static_assert(offsetof(mine, a) == offsetof(theirs, b), #a)
-SIZE(any, TVMFFIAny);
-SAME(any, kind, TVMFFIAny, type_index); SAME(any, value, TVMFFIAny, v_int64);
-SIZE(dl_tensor, DLTensor);
-SAME(dl_tensor, data, DLTensor, data); SAME(dl_tensor, device_type, DLTensor, device.device_type);
-SAME(dl_tensor, device, DLTensor, device.device_id); SAME(dl_tensor, dimensions, DLTensor, ndim);
-SAME(dl_tensor, code, DLTensor, dtype.code); SAME(dl_tensor, bits, DLTensor, dtype.bits);
-SAME(dl_tensor, lanes, DLTensor, dtype.lanes); SAME(dl_tensor, shape, DLTensor, shape);
-SAME(dl_tensor, strides, DLTensor, strides); SAME(dl_tensor, byte_offset, DLTensor, byte_offset);
-#define EQUAL(mine, theirs) _Static_assert((int)mine == (int)theirs, #mine)
-EQUAL(ANY_NONE, kTVMFFINone); EQUAL(ANY_INT, kTVMFFIInt); EQUAL(ANY_FLOAT, kTVMFFIFloat); EQUAL(DL_CUDA, kDLCUDA);
-EQUAL(ANY_TENSOR_POINTER, kTVMFFIDLTensorPtr); EQUAL(ANY_TENSOR, kTVMFFITensor); EQUAL(DL_UINT, kDLUInt);
-EQUAL(OBJECT_HEADER, sizeof(TVMFFIObject)); EQUAL(2, kDLFloat); EQUAL(4, kDLBfloat);
-"""
+SAME = {  # of the C file, of the headers
+    "any TVMFFIAny": "kind=type_index value=v_int64",
+    "dl_tensor DLTensor": """data=data device_type=device.device_type device=device.device_id dimensions=ndim
+        code=dtype.code bits=dtype.bits lanes=dtype.lanes shape=shape strides=strides byte_offset=byte_offset""",
+    "": """ANY_NONE=kTVMFFINone ANY_INT=kTVMFFIInt ANY_FLOAT=kTVMFFIFloat ANY_TENSOR_POINTER=kTVMFFIDLTensorPtr
+        ANY_TENSOR=kTVMFFITensor OBJECT_HEADER=sizeof(TVMFFIObject) DL_CUDA=kDLCUDA DL_UINT=kDLUInt""",
+}
+HEADERS = [
+    f"-isystem{path()}" for path in (tvm_ffi.libinfo.find_include_path, tvm_ffi.libinfo.find_dlpack_include_path)
+]
 
 
 def test_what_is_declared_is_what_their_headers_declare(folder: Path, tmp_path: Path) -> None:
     """Also the functions: C refuses another declaration."""
-    (tmp_path / "same.c").write_text(SAME, encoding="utf-8")
-    theirs = [f"-isystem{tvm_ffi.libinfo.find_include_path()}", f"-isystem{tvm_ffi.libinfo.find_dlpack_include_path()}"]
-    cc(tmp_path / "same.o", [tmp_path / "same.c"], "-c", f"-I{folder / 'c'}", "-DLNGEN_TVM_FFI", "-O0", *theirs)
+    lines = ["#include <tvm/ffi/extra/c_env_api.h>", '#include "lngen_kernels.c"']
+    for types, same in SAME.items():
+        mine, _, theirs = types.partition(" ")
+        equal = [pair.split("=") for pair in same.split()]
+        if types:
+            fields = [(f"(({mine} *)0)->{a}", f"(({theirs} *)0)->{b}") for a, b in equal]
+            equal = [(f"offsetof({mine}, {a})", f"offsetof({theirs}, {b})") for a, b in equal]
+            equal += [(f"sizeof({a})", f"sizeof({b})") for a, b in [(mine, theirs), *fields]]
+        lines += [f'_Static_assert((int){a} == (int){b}, "{a}");' for a, b in equal]
+    (tmp_path / "same.c").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    cc(tmp_path / "same.o", [tmp_path / "same.c"], "-c", f"-I{folder / 'c'}", "-DLNGEN_TVM_FFI", "-O0", *HEADERS)
 
 
 PAGE = (Path(__file__).parents[2] / "lngen/docs/c.md").read_text(encoding="utf-8").partition("\n## TVM FFI\n")[2]
@@ -271,20 +277,10 @@ int main(int, char **arguments)
 
 def test_the_cpp_of_the_page_runs(folder: Path, tmp_path: Path) -> None:
     """With a driver that launches nothing; a second, wrong call is an exception."""
-    where = [f'-DLNGEN_CUDA_LIBRARY="{no_op(tmp_path)}"', f'-DLNGEN_PACK_DIR="{folder}"', "-DLNGEN_TVM_FFI"]
-    library = built(folder, tmp_path / "norms.so", *where)
-    (tmp_path / "main.cc").write_text(code("cpp") + MAIN, encoding="utf-8")
-    theirs = Path(tvm_ffi.libinfo.find_libtvm_ffi())
-    linked = [f"-L{theirs.parent}", "-ltvm_ffi", f"-Wl,-rpath,{theirs.parent}"]
-    include = [f"-I{tvm_ffi.libinfo.find_include_path()}", f"-I{tvm_ffi.libinfo.find_dlpack_include_path()}"]
-    program = [
-        compiler("g++"),
-        "-std=c++17",
-        *include,
-        str(tmp_path / "main.cc"),
-        *linked,
-        "-o",
-        str(tmp_path / "main"),
-    ]
-    subprocess.run(program, check=True)
-    assert subprocess.run([str(tmp_path / "main"), str(library)], check=False).returncode == 3
+    library = compiled_for(no_op(tmp_path), folder, tmp_path)
+    main, program = tmp_path / "main.cc", tmp_path / "main"
+    main.write_text(code("cpp") + MAIN, encoding="utf-8")
+    theirs = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
+    flags = [*HEADERS, f"-L{theirs}", "-ltvm_ffi", f"-Wl,-rpath,{theirs}"]
+    subprocess.run(["g++", "-std=c++17", str(main), *flags, "-o", str(program)], check=True)
+    assert subprocess.run([str(program), str(library)], check=False).returncode == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lngen
-from c_library import built
+from c_library import CLibrary
 
 torch = pytest.importorskip("torch")
 tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the extra test")
@@ -29,10 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def norms(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    where = f'-DLNGEN_PACK_DIR="{folder}"'
-    return tvm_ffi.load_module(
-        str(built(folder, tmp_path_factory.mktemp("tvm") / "norms.so", "-DLNGEN_TVM_FFI", where))
-    )
+    out = tmp_path_factory.mktemp("tvm")
+    CLibrary.built(folder, out, LNGEN_PACK_DIR=folder, LNGEN_TVM_FFI="")
+    return tvm_ffi.load_module(str(out / "kernels.so"))
 
 
 @pytest.mark.parametrize("how", ["torch", "cupy", "graph"])

@@ -42,7 +42,7 @@ _KEPT: list[Any] = []  # what tensors point to; they have no deleter
 
 
 def tensor(
-    address: int | None,
+    address: int,
     shape: Sequence[int],
     dtype: str,
     strides: Sequence[int] = (),
@@ -53,7 +53,7 @@ def tensor(
     sizes = [(ctypes.c_int64 * len(given))(*given) for given in (shape, strides)]
     shapes = [ctypes.addressof(size) if given else None for size, given in zip(sizes, (shape, strides), strict=True)]
     offset = 16 if address else 0
-    made = Managed((address or 0) - offset, CUDA, device, len(shape), *DTYPES[dtype], 1, *shapes, offset)
+    made = Managed(address - offset, CUDA, device, len(shape), *DTYPES[dtype], 1, *shapes, offset)
     _KEPT.extend((*sizes, made))
     return tvm_ffi.from_dlpack(_Capsule(_capsule(ctypes.addressof(made), b"dltensor", None)))
 
