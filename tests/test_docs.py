@@ -207,7 +207,7 @@ PROGRAMS = {
     for name, text in TEXTS.items()
     if name.startswith("docs/") and "```python" in text
 }
-ABOUT_PACKS = ("docs/manifest", "docs/packs")  # which tests/aot/test_pack_pages.py runs on a fake GPU
+ABOUT_PACKS = ("docs/c", "docs/manifest", "docs/packs")  # run on a fake GPU by tests/c_api and tests/aot
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ABOUT_PACKS])

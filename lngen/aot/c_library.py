@@ -236,7 +236,8 @@ class _Library:
         for t in spec.tensors:
             strides = group.strides.get(t["name"], ())
             fields = [f"offsetof({group.name}_args, {f})" for f in (group.names[t["name"]], *strides)]
-            facts = (t["element_bytes"], "M" in t["axes"], "D" in t["axes"], t["role"] == "output")
+            dtype, axes = f"LNGEN_{t['dtype'].upper()}", t["axes"]
+            facts = (dtype, t["element_bytes"], "M" in axes, "D" in axes, t["role"] == "output")
             tensors.append(_row(_text(t["name"]), *fields, *["0"] * (3 - len(fields)), *facts))
         images = self.table["image"].range([self._image(i) for i in spec.images])
         buffers = [b["per_row"] * b["element_bytes"] for e in spec.sets for b in e["workspace"]["buffers"]]

@@ -74,11 +74,11 @@ class Made:
     def __init__(self, folder: Path, library: Path, **how: Any) -> None:
         self.gpu = FakeDriver(**{"version": 14000, **how})
         self.gpu.knows_pack(folder)
-        self.library, self._pack = CLibrary(library, folder), Pack(folder)
+        self.library, self.pack = CLibrary(library, folder), Pack(folder)
 
     def call(self, case: str, device: int = 0, **more: Any) -> Call:
         """A call of a case; the device's context is then current."""
         group, spec, rows, how = (CASES | ON_SM_90)[case]
         c_launcher.begin(self.gpu, device)
-        memory, kernels = FakeMemory(self.gpu, device), self._pack.described(spec)
+        memory, kernels = FakeMemory(self.gpu, device), self.pack.described(spec)
         return Call(self.library, memory, group, kernels, rows, device=device, **how, **more)
