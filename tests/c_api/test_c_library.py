@@ -16,7 +16,8 @@ import pytest
 import lngen
 from lngen.aot import folder as folders
 from lngen.aot import manifest
-from lngen.aot.c_library import SOURCE, Wanted, group_names
+from lngen.aot.c_groups import group_names
+from lngen.aot.c_library import SOURCE, Wanted
 from lngen.aot.manifest import Facts, Manifest
 from lngen.aot.verify import verify
 from lngen.compile import Compilation
