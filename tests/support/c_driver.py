@@ -41,8 +41,8 @@ def cc(out: Path, sources: Sequence[Path], *flags: str) -> Path:
 
 
 def driver(folder: Path, source: Path) -> Path:
-    """A libcuda of a C file."""
-    return cc(folder / "libcuda.so.1", [source], "-shared", "-Wl,-soname,libcuda.so.1")
+    """A libcuda of a C file; without a SONAME, so that nothing else in this process takes it for the driver."""
+    return cc(folder / "libcuda.so.1", [source], "-shared")
 
 
 def no_op(folder: Path) -> Path:
