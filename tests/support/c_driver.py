@@ -13,7 +13,7 @@ from typing import Any
 from fake_driver import FakeDriver
 
 FAILED = 999  # CUDA_ERROR_UNKNOWN
-STRICT = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC")
+STRICT = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror", "-fPIC")
 
 # The arguments of each function: i an int, q 8 bytes, p a pointer or a handle.
 ARGUMENTS = {
