@@ -63,6 +63,10 @@ DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *count, uintptr_t funct
 DRIVER(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t size, void *stream),
        (void)to; (void)value; (void)size; (void)stream)
 DRIVER(cuPointerGetAttribute, (void *data, int number, uint64_t pointer), (void)number; (void)pointer; *(int *)data = 0)
+DRIVER(cuEventCreate, (uintptr_t *event, unsigned flags), (void)flags; *event = 256)
+DRIVER(cuEventRecord, (uintptr_t event, void *stream), (void)event; (void)stream)
+DRIVER(cuEventDestroy_v2, (uintptr_t event), (void)event)
+DRIVER(cuStreamWaitEvent, (void *stream, uintptr_t event, unsigned flags), (void)stream; (void)event; (void)flags)
 DRIVER(cuLaunchKernelEx, (const void *config, uintptr_t function, void **arguments, void **extra),
        (void)config; (void)function; (void)arguments; (void)extra)
 
