@@ -25,6 +25,7 @@ from lngen.problem.schedule import FORMS
 ROOT = Path(__file__).resolve().parent.parent
 TOPICS = (
     "adding",
+    "c",
     "family",
     "glossary",
     "graph",

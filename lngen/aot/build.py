@@ -5,7 +5,7 @@ Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,22 +131,21 @@ def build(
     if layout == HUB:
         hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
-        found = _all([pool.submit(choices, *one) for one in wanted], progress)
-        chosen = [c for of in found for c in of]
+        chosen = [c for of in _all([pool.submit(choices, *one) for one in wanted], progress) for c in of]
         made = _gather(chosen)
         manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
         _compile(made, kinds, progress, executor or pool)
     new, files = _contents(made, chosen, kinds, bundle)
-    if layout == HUB:
-        written, replaced = hub.put(Path(out), new, files)
-    else:
-        library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
-        written = [*files, *(library.names if library else ()), FILE_NAME]
-        replaced = put(Path(out), new, files, library)
-    notes = [*workload.notes, *(note for c, asked in wanted for note in asked.notes(c))]
+    library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
+    written, replaced = hub.put(Path(out), new, files) if layout == HUB else _put(Path(out), new, files, library)
+    notes = dict.fromkeys([*workload.notes, *(n for c, asked in wanted for n in asked.notes(c)), *_skipped(workload)])
+    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(notes))
+
+
+def _skipped(workload: Workload) -> Iterator[str]:
+    """A note of the entries of a trace that are not built."""
     if workload.skipped:
-        notes.append(f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}")
-    return Built(Path(out), new, tuple(written), tuple(replaced), tuple(dict.fromkeys(notes)))
+        yield f"{len(workload.skipped)} entries of the trace are no norms of lngen: {workload.skipped[0]}"
 
 
 def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
@@ -154,6 +153,13 @@ def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     if layout not in LAYOUTS:
         raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
     return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
+
+
+def _put(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], library: c_library.Wanted | None
+) -> tuple[list[str], list[str]]:
+    """Add kernels to a pack: the names of what was written, and what it replaces."""
+    return [*files, *(library.names if library else ()), FILE_NAME], put(folder, new, files, library)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:

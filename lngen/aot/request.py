@@ -75,11 +75,11 @@ class Request:
 
     def check(self, kinds: Sequence[str]) -> None:
         """LngenError if the kinds of files do not go with the targets."""
-        if {*kinds} <= {"vectors", "c", "cmake"}:
-            raise LngenError(f"{kinds[0]} is expected beside kernels; emit cu, ptx, cubin or fatbin as well.")
-        machine_code = not {"cubin", "fatbin"}.isdisjoint(kinds)
-        if "c" in kinds and not machine_code and not any(t.ptx for t in self.targets):
-            raise LngenError(f"a C library is expected to have kernels that a driver runs; emit cubin, or add {PTX}.")
+        if {*kinds} == {"vectors"}:
+            raise LngenError("vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well.")
+        runs = {"cubin", "fatbin", *(["ptx"] if any(t.ptx for t in self.targets) else [])}
+        if "c" in kinds and runs.isdisjoint(kinds):
+            raise LngenError("a C library is expected to have kernels that a driver runs; emit cubin as well.")
         if "cubin" not in kinds and "fatbin" not in kinds and "ptx" not in kinds and any(t.ptx for t in self.targets):
             raise LngenError(f"an arch with {PTX} needs compiled kernels; emit ptx, cubin or fatbin, or drop {PTX}.")
 

@@ -193,7 +193,10 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"emit": []}, "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors."),
+        (
+            {"emit": []},
+            "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors, c, cmake.",
+        ),
         ({"rows": []}, "rows is expected to name one number at least, or 'many', or 'all'; got none."),
         ({"arch": []}, "a build is expected to be for one arch at least, got none; add for example sm_90."),
         ({"specs": []}, "a build is expected to have one spec at least, got none; name one."),

@@ -59,7 +59,10 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
         ),
         ((FWD, "--arch", ","), "a build is expected to be for one arch at least, got none; add for example sm_90."),
         ((FWD, "--arch", "sm_999"), "Unknown arch 'sm_999'"),
-        ((FWD, "--emit", "cu,so"), "there is no kind of file 'so', expected cu, ptx, cubin, fatbin, vectors."),
+        (
+            (FWD, "--emit", "cu,so"),
+            "there is no kind of file 'so', expected cu, ptx, cubin, fatbin, vectors, c, cmake.",
+        ),
         ((FWD, "--emit", ""), "there is no kind of file ''"),
         ((FWD, "--emit", "vectors"), "vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well."),
         (
