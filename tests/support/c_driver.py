@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
+import os
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fake_driver import FakeDriver
 
 FAILED = 999  # CUDA_ERROR_UNKNOWN
-SONAME = "libcuda.so.1"
-NO_OP = Path(__file__).with_name("no_op_driver.c")
+STRICT = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC")
 
 # The arguments of each function: i an int, q 8 bytes, p a pointer or a handle.
 ARGUMENTS = {
@@ -34,60 +31,57 @@ ARGUMENTS = {
 KINDS: dict[str, Any] = {"i": ctypes.c_int, "q": ctypes.c_uint64, "p": ctypes.c_void_p}
 
 # Integers and pointers are passed in registers of 8 bytes each, so one type of function stands for all.
-BRIDGE = """#include <stdint.h>
-typedef int (*function)(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t);
-"""
-ONE = """function to_{0};
-int {0}(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f) {{
-    return to_{0} ? to_{0}(a, b, c, d, e, f) : 999;
-}}
-"""
-
-
-def compiler(name: str = "gcc") -> str:
-    """The C compiler; without it the test is skipped."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"needs {name}")
-    return found
+HEAD = "#include <stdint.h>\n#define SIX uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f\n"
+BRIDGE = "int (*to_{0})(SIX);\nint {0}(SIX) {{ return to_{0} ? to_{0}(a, b, c, d, e, f) : 999; }}\n"
 
 
 def cc(out: Path, sources: Sequence[Path], *flags: str) -> Path:
     """A program or, with ``-shared``, a library of C files, in which every warning is an error."""
-    strict = ("-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC")
-    command = [compiler(), *strict, *map(str, sources), "-o", str(out), *flags]
+    command = ["gcc", *STRICT, *map(str, sources), "-o", str(out), *flags, "-pthread", "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return out
 
 
-def no_op(folder: Path, *flags: str) -> Path:
-    """The library that does nothing; ``no_op_driver.c`` says what it counts."""
-    return cc(folder / SONAME, [NO_OP], "-shared", f"-Wl,-soname,{SONAME}", *flags)
+def driver(folder: Path, source: Path) -> Path:
+    """A libcuda of a C file."""
+    return cc(folder / "libcuda.so.1", [source], "-shared", "-Wl,-soname,libcuda.so.1")
+
+
+def no_op(folder: Path) -> Path:
+    """The one that does nothing; ``no_op_driver.c`` says what it counts."""
+    return driver(folder, Path(__file__).with_name("no_op_driver.c"))
+
+
+def linked(out: Path, program: Path, pack: Path, cuda: Path, *flags: str) -> tuple[Path, dict[str, str]]:
+    """A program of a C file with the C library of a pack and a libcuda; and the environment to run it in."""
+    where = f"-I{pack / 'c'}", f'-DLNGEN_PACK_DIR="{pack}"', f"-L{cuda.parent}", f"-l:{cuda.name}"
+    made = cc(out, [program, pack / "c/lngen_kernels.c"], *flags, *where)
+    return made, {**os.environ, "LD_LIBRARY_PATH": str(cuda.parent)}
 
 
 class Bridge:
-    """The library whose functions are those of the FakeDriver that it is ``behind``, without those in ``lacks``."""
+    """The libcuda whose functions are those of the FakeDriver that it is ``behind``, without those in ``lacks``."""
 
     def __init__(self, folder: Path, lacks: Sequence[str] = ()) -> None:
         self.names = [name for name in ARGUMENTS if name not in lacks]
         source = folder / "bridge.c"
-        source.write_text(BRIDGE + "".join(map(ONE.format, self.names)), encoding="utf-8")
-        self.path = cc(folder / SONAME, [source], "-shared", f"-Wl,-soname,{SONAME}")
+        source.write_text(HEAD + "".join(map(BRIDGE.format, self.names)), encoding="utf-8")
+        self.path = driver(folder, source)
         self._library = ctypes.CDLL(str(self.path))
 
     @contextlib.contextmanager
-    def behind(self, driver: FakeDriver) -> Iterator[None]:
-        """Within it, calls go to ``driver``. At the end, what a call has raised is raised, as C cannot raise it."""
+    def behind(self, gpu: FakeDriver) -> Iterator[None]:
+        """Within it, calls go to ``gpu``. At the end, what a call has raised is raised, as C cannot raise it."""
         errors: list[BaseException] = []
-        table = [ctypes.c_void_p.in_dll(self._library, f"to_{name}") for name in self.names]
-        kept = [_callback(getattr(driver, name), ARGUMENTS[name], errors) for name in self.names]
-        for slot, callback in zip(table, kept, strict=True):
+        slots = [ctypes.c_void_p.in_dll(self._library, f"to_{name}") for name in self.names]
+        kept = [_callback(getattr(gpu, name), ARGUMENTS[name], errors) for name in self.names]
+        for slot, callback in zip(slots, kept, strict=True):
             slot.value = ctypes.cast(callback, ctypes.c_void_p).value
         try:
             yield
         finally:
-            for slot in table:
+            for slot in slots:
                 slot.value = None
             if errors:
                 raise errors[0]
