@@ -28,20 +28,17 @@ DTYPES = ("f16", "bf16", "f32", "f64")  # as in lngen_dtype
 DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
 RULES = tuple(rule.text for rule in VALUE_RULES.values())
 MOST_ROWS, MOST_BYTES = 2**40, 2**62  # so that the launcher's sums and products have 64 bits
+MOST_TENSORS = 64  # a bit each
 
 # Words that are no names of fields: of C11, of C++17, and what compilers define without being asked.
-KEYWORDS = frozenset(
-    re.findall(
-        r"\w+",
-        """auto break case char const continue default do double else enum extern float for goto if inline int long
-    register restrict return short signed sizeof static struct switch typedef union unsigned void volatile while
-    alignas alignof and and_eq asm bitand bitor bool catch char16_t char32_t class compl concept const_cast consteval
-    constexpr constinit co_await co_return co_yield decltype delete dynamic_cast explicit export false friend mutable
-    namespace new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires
-    static_assert static_cast template this thread_local throw true try typeid typename typeof using virtual wchar_t
-    xor xor_eq char8_t linux unix NULL""",
-    )
-)
+KEYWORDS = """
+    auto break case char const continue default do double else enum extern float for goto if inline int long register
+    restrict return short signed sizeof static struct switch typedef union unsigned void volatile while alignas alignof
+    and and_eq asm bitand bitor bool catch char8_t char16_t char32_t class compl concept const_cast consteval constexpr
+    constinit co_await co_return co_yield decltype delete dynamic_cast explicit export false friend mutable namespace
+    new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires static_assert
+    static_cast template this thread_local throw true try typeid typename typeof using virtual wchar_t xor xor_eq linux
+    unix NULL"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +76,6 @@ def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None
 # ---- groups and their names ----
 
 
-@dataclass(frozen=True)
-class Field:
-    """A member of a struct: its declaration, and a note of what it holds."""
-
-    declared: str
-    note: str = ""
-
-
 class Group:
     """The specs of a struct and its functions, sorted by dtype and D; their tensors by name in order."""
 
@@ -111,21 +100,19 @@ class Group:
         return any(t["axes"] == ["M", "D"] for t in self._of(tensor))
 
     @property
-    def fields(self) -> Iterator[Field]:
-        """The members of the struct."""
-        yield from (Field("int64_t d;"), Field("lngen_dtype dtype;"), Field("int64_t rows;"))
-        if self.eps:
-            yield Field("double eps;")
+    def fields(self) -> Iterator[str]:
+        """The members of the struct, with what they hold."""
+        yield from ("int64_t d;", "lngen_dtype dtype;", "int64_t rows;", *["double eps;"] * self.eps)
         if self.two:
-            yield Field("int64_t inner;", "row r begins at (r / inner) * outer_stride + (r % inner) * stride")
+            yield "int64_t inner; /* row r begins at (r / inner) * outer_stride + (r % inner) * stride */"
         for tensor, name in self.names.items():
             facts = self._of(tensor)
             shape = ", ".join({"M": "rows", "D": "d"}[a] for a in facts[0]["axes"])
             dtypes = " or ".join(sorted({t["dtype"] for t in facts}, key=DTYPES.index))
             const = "const " if facts[0]["role"] == "input" else ""
-            yield Field(f"{const}void *{name};", f"[{shape}], {dtypes}{self._same(tensor)}")
-            yield from (Field(f"int64_t {stride};") for stride in self.strides.get(tensor, ()))
-        yield from (Field("void *workspace;", "a multiple of 256"), Field("size_t workspace_bytes;"))
+            yield f"{const}void *{name}; /* [{shape}], {dtypes}{self._same(tensor)} */"
+            yield from (f"int64_t {stride};" for stride in self.strides.get(tensor, ()))
+        yield from ("void *workspace; /* a multiple of 256 */", "size_t workspace_bytes;")
 
     def _same(self, tensor: str) -> str:
         """Results of the same value, which are not stored again."""
@@ -135,7 +122,7 @@ class Group:
 
 def _unique(name: str, used: set[str]) -> str:
     """A name that no other field of the struct has, and that is no keyword."""
-    while name in used or name in KEYWORDS:
+    while name in used or name in KEYWORDS.split():
         name += "_"
     used.add(name)
     return name
@@ -164,31 +151,21 @@ def _group_name(key: str) -> str:
 
 
 class _Spec:
-    """A spec of the manifest that has kernels for a driver."""
+    """A spec of the manifest that has kernels for a driver; all its kernel sets have the same tensors."""
 
     def __init__(self, text: str, facts: Facts, sets: Mapping[str, Facts]) -> None:
-        self.text, self.row_bytes = text, facts["row_bytes"]
-        self.images = [i for i in facts["images"] if i["kind"] != "source"]
+        head, _, keys = text.partition(":")
+        self.text, self.row_bytes, self.images = text, facts["row_bytes"], _for_drivers(facts)
+        self.key = f"{head}:{','.join(keys.split(',')[2:])}"  # without d and dtype, which every spec has first
         choices = [c for i in self.images for e in i["classes"] for c in (e, e["otherwise"]) if c]
         self.sets = [sets[c["kernel_set"]] for c in choices]
+        self.of: Facts = self.sets[0]["spec"]
+        self.tensors: list[Facts] = self.sets[0]["tensors"]
 
-    @property
-    def of(self) -> Facts:
-        """The keys of the spec."""
-        found: Facts = self.sets[0]["spec"]
-        return found
 
-    @property
-    def tensors(self) -> list[Facts]:
-        """Inputs, then outputs, the same for all kernel sets."""
-        found: list[Facts] = self.sets[0]["tensors"]
-        return found
-
-    @property
-    def key(self) -> str:
-        """The text without d and dtype, which every spec has first."""
-        head, _, keys = self.text.partition(":")
-        return f"{head}:{','.join(keys.split(',')[2:])}"
+def _for_drivers(facts: Facts) -> list[Facts]:
+    """The images of a spec without those for a compiler."""
+    return [i for i in facts["images"] if i["kind"] != "source"]
 
 
 # ---- tables ----
@@ -209,7 +186,7 @@ class _Table:
 
     def range(self, rows: Sequence[str]) -> str:
         """The same as a range in C."""
-        return _braced(self.add(rows), len(rows))
+        return f"{{{self.add(rows)}, {len(rows)}}}"
 
     def __str__(self) -> str:
         rows = self.rows or ["0"]  # C has no arrays without elements
@@ -218,10 +195,6 @@ class _Table:
 
 def _row(*parts: Any) -> str:
     return ", ".join(str(int(p) if isinstance(p, bool) else p) for p in parts)
-
-
-def _braced(*parts: Any) -> str:
-    return f"{{{_row(*parts)}}}"
 
 
 class _Library:
@@ -240,9 +213,8 @@ class _Library:
     @cached_property
     def groups(self) -> list[Group]:
         """The groups, sorted by name."""
-        found = (_Spec(text, facts, self.pack.kernel_sets) for text, facts in self.pack.specs.items())
-        specs = sorted((s for s in found if s.images), key=lambda s: s.key)
-        by_key = {key: [*of] for key, of in groupby(specs, key=lambda s: s.key)}
+        found = (_Spec(t, f, self.pack.kernel_sets) for t, f in self.pack.specs.items() if _for_drivers(f))
+        by_key = {key: [*of] for key, of in groupby(sorted(found, key=lambda s: s.key), key=lambda s: s.key)}
         names = group_names([*by_key])
         return sorted((Group(names[key], of) for key, of in by_key.items()), key=lambda g: g.name)
 
@@ -263,18 +235,17 @@ class _Library:
         self.table["group"].add([_row(_text(group.name), _text(group.graph), specs, *offsets)])
 
     def _spec(self, spec: _Spec, group: Group) -> str:
-        struct = f"{group.name}_args"
-        tensors = []
+        tensors, of = [], spec.of
         for t in spec.tensors:
-            strides = group.strides.get(t["name"], []) if t["axes"] == ["M", "D"] else []
-            fields = [f"offsetof({struct}, {f})" for f in (group.names[t["name"]], *strides)]
+            strides = group.strides.get(t["name"], ())
+            fields = [f"offsetof({group.name}_args, {f})" for f in (group.names[t["name"]], *strides)]
             facts = (t["element_bytes"], "M" in t["axes"], "D" in t["axes"], t["role"] == "output")
             tensors.append(_row(_text(t["name"]), *fields, *["0"] * (3 - len(fields)), *facts))
         images = self.table["image"].range([self._image(i) for i in spec.images])
-        of = spec.of
         buffers = [b["per_row"] * b["element_bytes"] for e in spec.sets for b in e["workspace"]["buffers"]]
         most = min(MOST_ROWS, MOST_BYTES // max(spec.row_bytes, 8 * of["d"], *buffers))
-        self._largest("TENSORS", tensors)
+        if self._largest("TENSORS", tensors) > MOST_TENSORS:
+            raise LngenError(f"'{spec.text}' has {len(tensors)} tensors, and a C library takes at most {MOST_TENSORS}.")
         dtype = f"LNGEN_{of['dtype'].upper()}"
         return _row(_text(spec.text), dtype, of["d"], spec.row_bytes, most, images, self.table["tensor"].range(tensors))
 
@@ -292,13 +263,9 @@ class _Library:
         """The number of a kernel set, a file and an arch."""
         entry = self.pack.kernel_sets[choice["kernel_set"]]
         used = entry["resources"].get(arch)
-        shares = (
-            [_row(used[k["name"]]["shared"], used[k["name"]]["launch_shared_bytes"]) for k in entry["kernels"]]
-            if used
-            else []
-        )
+        shares = [(used[k["name"]]["shared"], used[k["name"]]["launch_shared_bytes"]) for k in entry["kernels"] if used]
         key = choice["kernel_set"], choice["file"], arch
-        first = self.table["shared"].add(shares, key) if used else -1
+        first = self.table["shared"].add([_row(*both) for both in shares], key) if used else -1
         row = _row(self._set(entry), self._file(entry, choice["file"]), arch[3:].rstrip("af"), first)
         return self.table["choice"].add([row], key)
 
@@ -348,13 +315,14 @@ class _Library:
         how = kernel["cooperative"], kernel["launch_for_no_rows"]
         return _row(_text(kernel["name"]), self.table["argument"].range(rows), *grid, *size, *how)
 
-    def _largest(self, what: str, rows: Sequence[str]) -> None:
+    def _largest(self, what: str, rows: Sequence[str]) -> int:
         self.most[what] = max(self.most[what], len(rows))
+        return self.most[what]
 
 
 def _extent(rule: Facts) -> str:
     fixed = -1 if rule["fixed"] is None else rule["fixed"]
-    return _braced(fixed, rule["per"] or 1, rule["limit"] or 0, rule["times"], rule["least"])
+    return f"{{{_row(fixed, rule['per'] or 1, rule['limit'] or 0, rule['times'], rule['least'])}}}"
 
 
 def _rule(text: str) -> int:

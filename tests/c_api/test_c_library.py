@@ -26,7 +26,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.launch.pack import class_for, image_for, lacking
 from lngen.spec import Spec, make_spec, parse_spec
-from packs import facts_of
+from packs import kernel_set
 
 STRICT = ("gcc", "-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-DLNGEN_TESTING")
 PLAIN = "form=registers,threads=1,rows_per_block=128,vec=1"
@@ -40,9 +40,8 @@ pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="needs gcc")
 def kernels(spec: str | Spec, name: str, *ends: str, schedule: str = PLAIN) -> Facts:
     """A kernel set with a file for each end of a name."""
     own = Compilation(parse_spec(spec) if isinstance(spec, str) else spec).changed(schedule, "sm_90").plan
-    files = {f"{name}.{end}": facts_of(name, f"{name}.{end}", f"{name}.{end}".encode()) for end in ends}
-    more = {"text_sha256": name, "lngen_version": "0", "compile": {"flags": [], "include": None}, "resources": {}}
-    return {**described(own), "name": name, **more, "files": files}
+    files = {f"{name}.{end}": f"{name}.{end}".encode() for end in ends}
+    return {**kernel_set(name, files), **described(own), "name": name}
 
 
 def pack_of(specs: Iterable[str | Spec], schedule: str = PLAIN) -> Manifest:
