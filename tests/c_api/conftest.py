@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from c_driver import Bridge
-from c_library import built
+from c_library import CLibrary
 from c_packs import Made, pack
 
 
@@ -26,19 +26,20 @@ def bridge(tmp_path_factory: pytest.TempPathFactory) -> Bridge:
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory, folder: Path, bridge: Bridge) -> Path:
-    where = [f'-DLNGEN_CUDA_LIBRARY="{bridge.path}"', f'-DLNGEN_PACK_DIR="{folder}"']
-    return built(folder, tmp_path_factory.mktemp("library") / "kernels.so", *where)
+    out = tmp_path_factory.mktemp("library")
+    CLibrary.built(folder, out, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path)
+    return out / "kernels.so"
 
 
 @pytest.fixture
 def make(folder: Path, library: Path, bridge: Bridge) -> Iterator[Any]:
-    """Makes a GPU with the library loaded on its first device."""
+    """Makes a GPU that knows the pack, and a library of its own, loaded on the first device."""
     with ExitStack() as stack:
 
-        def made(**how: Any) -> Made:
+        def made(load: bool = True, **how: Any) -> Made:
             found = Made(folder, library, **how)
             stack.enter_context(bridge.behind(found.gpu))
-            assert found.library.call("load", 0) == "OK", found.library.error()
+            assert not load or found.library.call("load", 0) == "OK", found.library.error()
             return found
 
         yield made

@@ -31,7 +31,9 @@ def main() -> None:
         folder = Path(name)
         build(SPECS, folder, arch="sm_90", schedule="single_launch=no", emit="cubin,c")
         for title, flags in VARIANTS.items():
-            program, where = linked(folder / "overhead", Path(__file__).with_suffix(".c"), folder, no_op(folder), *flags)
+            program, where = linked(
+                folder / "overhead", Path(__file__).with_suffix(".c"), folder, no_op(folder), *flags
+            )
             done = subprocess.run([program], env=where, capture_output=True, text=True, check=True)
             print(f"\n{title}\n{done.stdout}", end="")
 

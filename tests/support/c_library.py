@@ -14,11 +14,6 @@ from c_driver import cc
 TYPES: dict[str, Any] = {"int64_t": ctypes.c_int64, "size_t": ctypes.c_size_t, "double": ctypes.c_double}
 
 
-def built(folder: Path, out: Path, *flags: str) -> Path:
-    """The library of the pack in a folder."""
-    return cc(out, [folder / "c/lngen_kernels.c"], "-shared", *flags)
-
-
 class CLibrary:
     """A library of its own, which nothing else in this process has loaded: every instance begins anew.
 
@@ -30,23 +25,28 @@ class CLibrary:
     def __init__(self, library: Path, folder: Path) -> None:
         text = (folder / "c/lngen_kernels.h").read_text(encoding="utf-8")
         text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
-        self.statuses = {value: name for name, value in _enum(text, "lngen_status").items()}
+        self.statuses = {value: name[6:] for name, value in _enum(text, "lngen_status").items()}
         self.dtypes = {name[6:].lower(): value for name, value in _enum(text, "lngen_dtype").items()}
         found = re.findall(r"typedef struct lngen_(\w+)_args \{(.*?)\}", text, re.DOTALL)
         self.structs = {group: _structure(group, body) for group, body in found}
         copy = next(c for n in itertools.count() if not (c := library.with_suffix(f".{n}.so")).exists())
         self._of = ctypes.CDLL(str(shutil.copy(library, copy)))
-        self._of.lngen_status_text.restype = self._of.lngen_last_error.restype = ctypes.c_char_p
+        self._of.lngen_last_error.restype = ctypes.c_char_p
+
+    @classmethod
+    def built(cls, folder: Path, out: Path, **definitions: Any) -> CLibrary:
+        """The library of the pack in a folder, compiled with definitions that are texts."""
+        defined = [f'-D{name}="{value}"' for name, value in definitions.items()]
+        return cls(cc(out / "kernels.so", [folder / "c/lngen_kernels.c"], "-shared", *defined), folder)
 
     def call(self, name: str, *given: Any) -> str:
         """The name of the status of a function, without ``lngen_`` and ``LNGEN_``."""
         pointers = [ctypes.byref(g) if isinstance(g, ctypes.Structure) else g for g in given]
-        return self.statuses[getattr(self._of, f"lngen_{name}")(*pointers)].removeprefix("LNGEN_")
+        return self.statuses[getattr(self._of, f"lngen_{name}")(*pointers)]
 
-    def text(self, status: str) -> str:
-        """The sentence of a status."""
-        (value,) = [v for v, name in self.statuses.items() if name == f"LNGEN_{status}"]
-        return str(self._of.lngen_status_text(value).decode())
+    def with_fields(self, group: str, d: int, dtype: str, rows: int, **fields: Any) -> str:
+        """The status of a call on the first device, with these arguments."""
+        return self.call(group, self.structs[group](d=d, dtype=self.dtypes[dtype], rows=rows, **fields), 0, None)
 
     def error(self) -> str:
         """The detail of this thread's last error."""
@@ -54,8 +54,7 @@ class CLibrary:
 
     def supported(self, graph: str, d: int, dtype: str, device: int = 0) -> bool:
         """Whether a device has kernels for them."""
-        given = graph.encode(), ctypes.c_int64(d), self.dtypes[dtype], device
-        return bool(self._of.lngen_supported(*given))
+        return bool(self._of.lngen_supported(graph.encode(), ctypes.c_int64(d), self.dtypes[dtype], device))
 
 
 def _enum(text: str, name: str) -> dict[str, int]:

@@ -68,9 +68,8 @@ CLOSE = Layout()
 class Call:
     """The arguments of one call, and its results.
 
-    kernels    one of the kernel sets of the spec, as the manifest describes it
-    inputs     by name; what the spec's graph takes
-    arguments  the structure
+    kernels   one of the kernel sets of the spec, as the manifest describes it
+    fields    of the structure
     """
 
     def __init__(
@@ -78,11 +77,11 @@ class Call:
         layout: Layout = CLOSE, eps: float | None = None, seed: int = 0, device: int = 0,
     ) -> None:  # fmt: skip
         self.library, self.memory, self.group, self.kernels, self.device = library, memory, group, kernels, device
-        self.spec: Spec = parse_spec(kernels["spec"]["text"])
-        self.inputs = random_inputs(self.spec, rows, seed, eps=eps)
+        self._spec: Spec = parse_spec(kernels["spec"]["text"])
+        self._inputs = random_inputs(self._spec, rows, seed, eps=eps)
         self._results: dict[str, tuple[int, Array, Array]] = {}  # address, places of the elements, bytes before
-        d, fields = self.spec.d, dict[str, Any](rows=rows)
-        fields |= {"d": d, "dtype": library.dtypes[kernels["spec"]["dtype"]]}
+        d = self._spec.d
+        fields: dict[str, Any] = {"d": d, "dtype": library.dtypes[kernels["spec"]["dtype"]], "rows": rows}
         fields |= ({} if eps is None else {"eps": eps}) | ({"inner": layout.inner} if layout.inner else {})
         for t in kernels["tensors"]:
             starts, width = np.zeros(1, int), rows if "M" in t["axes"] else d if "D" in t["axes"] else 1
@@ -92,36 +91,39 @@ class Call:
             places = (starts[:, None] + np.arange(width)).reshape(-1)
             content = np.full((places.max(initial=-1) + 1, t["element_bytes"]), POISON, np.uint8)
             if t["role"] == "input":
-                content[places] = np.frombuffer(self.inputs[t["name"]].tobytes(), np.uint8).reshape(
-                    -1, content.shape[1]
-                )
+                given = np.frombuffer(self._inputs[t["name"]].tobytes(), np.uint8)
+                content[places] = given.reshape(-1, content.shape[1])
             fields[t["name"]] = memory.put(content.reshape(-1))
             if t["role"] == "output":
                 self._results[t["name"]] = fields[t["name"]], places, content
-        self.arguments = library.structs[group](**fields)
+        self.fields = {name: fields.get(name, 0) for name, _ in library.structs[group]._fields_}
 
-    def prepare(self, stream: int = 0) -> int:
-        """Gives the call a workspace, if it needs one: its size."""
+    def prepare(self, stream: int = 0) -> None:
+        """Gives the call a workspace, if it needs one."""
         size = ctypes.c_size_t()
-        self.checked("_workspace_bytes", self.device, ctypes.byref(size))
+        given = self.library.structs[self.group](**self.fields), self.device
+        assert self.library.call(f"{self.group}_workspace_bytes", *given, None) == "NULL_POINTER"
+        status = self.library.call(f"{self.group}_workspace_bytes", *given, ctypes.byref(size))
+        assert status == "OK", self.library.error()
         if size.value:
-            self.arguments.workspace = self.memory.put(np.full(size.value, POISON, np.uint8))
-            self.arguments.workspace_bytes = size.value
-            self.checked("_init_workspace", self.device, ctypes.c_void_p(stream))
-        return size.value
+            self.fields["workspace"] = self.memory.put(np.full(size.value, POISON, np.uint8))
+            self.fields["workspace_bytes"] = size.value
+        self.launch(stream, "_init_workspace")
 
-    def launch(self, stream: int = 0) -> None:
-        """The call."""
-        self.checked("", self.device, ctypes.c_void_p(stream))
-
-    def checked(self, suffix: str, *given: Any) -> None:
-        """Calls a function of the group, which has to succeed."""
-        status = self.library.call(f"{self.group}{suffix}", self.arguments, *given)
+    def launch(self, stream: int = 0, function: str = "") -> None:
+        """The call, which has to succeed."""
+        status = self.status(function, stream)
         assert status == "OK", f"{status}: {self.library.error()}"
 
+    def status(self, function: str = "", stream: int = 0, device: int | None = None, **changes: Any) -> str:
+        """That of the call, or another function of the group, on a device and with some fields changed."""
+        arguments = self.library.structs[self.group](**{**self.fields, **changes})
+        where = self.device if device is None else device
+        return self.library.call(f"{self.group}{function}", arguments, where, ctypes.c_void_p(stream))
+
     def wrong(self) -> list[str]:
-        """The results that have other bits than the interpreter's, or were written beside their rows; poison in all."""
-        wanted, got, beside = interpret(self.spec.graph(), self.inputs), dict[str, Array](), []
+        """The results that have other bits than the interpreter's, and those that were written beside their rows."""
+        wanted, got, beside = interpret(self._spec.graph(), self._inputs), dict[str, Array](), []
         for name, (address, places, before) in self._results.items():
             found = self.memory.get(address, before.size).reshape(before.shape)
             value = np.ascontiguousarray(found[places]).view(wanted[name].dtype)

@@ -44,7 +44,9 @@ def calls(groups: Mapping[str, tuple[Any, Described]], dtypes: Mapping[str, int]
         fields |= {key: place << 16 for place, (key, kind) in enumerate(kinds.items(), 1) if kind is ctypes.c_void_p}
         fields |= {key: value for key, value in {"eps": 1e-6, "inner": 2}.items() if key in kinds}
         good = " ".join(f"good.{key} = {_in_c(value, kinds[key])};" for key, value in fields.items())
-        bad = [f"    WRONG({key}, {_in_c(value, kinds[key])}, {status})" for key, value, status in wrong(fields, kernels)]
+        bad = [
+            f"    WRONG({key}, {_in_c(value, kinds[key])}, {status})" for key, value, status in wrong(fields, kernels)
+        ]
         parts.append("\n".join([f"GROUP({group}, {good},", *bad, ")"]))
     every = " ".join(f"try_{group}(device);" for group in groups)
     return "\n".join([*parts, f"static void all_groups(int device) {{ {every} }}", ""])

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC diagnostic ignored "-Wunused-value"
 
 _Atomic long fake_calls, fake_fails_at, fake_held;
 static _Thread_local uintptr_t current[8];
