@@ -15,9 +15,9 @@ int main() try {
     lngen::Normalize_Layer<bfloat16> norm({1, prompt, d, 1e-5f, false});
 
     norm.ForwardCheckpoint(prompt, y, x, gamma, beta, stream);  // the prompt
-    y.print("prompt");
+    y.print("y");
     norm.ForwardCheckpoint(1, next, x, gamma, beta, stream);  // a token: the bits of the prompt's first row
-    next.print("token");
+    next.print("y");
 } catch (const std::exception &error) {
     std::cerr << error.what() << std::endl;
     return 1;
