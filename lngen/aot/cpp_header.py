@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from lngen.aot.c_groups import Group
 from lngen.emit import environment, fitted
 from lngen.version import __version__
-
-Group = Any  # of lngen.aot.c_library, which imports this
 
 HPP = "c/lngen_kernels.hpp"
 TYPES = {"f32": "float", "f64": "double"}  # beside T; there is no type for 16-bit elements

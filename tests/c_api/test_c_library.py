@@ -16,7 +16,8 @@ import pytest
 import lngen
 from lngen.aot import folder as folders
 from lngen.aot import manifest
-from lngen.aot.c_library import SOURCE, Wanted, group_names
+from lngen.aot.c_groups import group_names
+from lngen.aot.c_library import SOURCE, Wanted
 from lngen.aot.manifest import Facts, Manifest
 from lngen.aot.verify import verify
 from lngen.compile import Compilation
@@ -104,6 +105,18 @@ def test_it_compiles_without_a_word(embed: bool, tmp_path: Path) -> None:
     run("g++", "-std=c++17", *STRICT[2:], "-fsyntax-only", "a.cpp", cwd=folder)
     Path(folder / "a.c").write_text('#include "lngen_kernels.h"\nint main(void) { return lngen_load(0); }\n')
     run(*STRICT, "-fsyntax-only", "a.c", cwd=folder)
+
+
+def test_embedded_images_are_the_bytes_of_the_files_and_a_nul() -> None:
+    pack = pack_of(SPECS[:2])
+    images = {
+        file: bytes(range(255, 235 - n, -1)) for n, s in enumerate(pack.kernel_sets.values()) for file in s["files"]
+    }
+    text = Wanted(embed=True)(pack, images.__getitem__)[SOURCE].decode()
+    found = re.findall(r"uint64_t image_\d+\[\] = \{(.*?)\};", text, re.DOTALL)
+    held = [b"".join(int(n, 16).to_bytes(8, "little") for n in re.findall(r"0x\w+", one)) for one in found]
+    assert [len(one) for one in held] == [24, 24]
+    assert [one.rstrip(b"\0") for one in held] == [*images.values()]
 
 
 def test_fields_are_the_tensors_of_every_spec_and_never_collide() -> None:

@@ -28,7 +28,17 @@ from lngen.spec import Spec, parse_spec
 pytest.importorskip("cupy")
 
 PROGRAMS = Path(str(examples.__file__)).parent / "cpp"
-STRICT = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fPIC", f"-I{PROGRAMS}")
+STRICT = (
+    "-std=c++17",
+    "-fsanitize=undefined",
+    "-fno-sanitize-recover=all",
+    "-Wall",
+    "-Wextra",
+    "-Wpedantic",
+    "-Werror",
+    "-fPIC",
+    f"-I{PROGRAMS}",
+)
 D = 96
 
 # Of each program: dtype, rows, forward, backward, arrays in the order of their seeds (others are 0), what it prints.
