@@ -90,6 +90,9 @@ int main(void) {
     if (lngen_supported(NULL, 96, LNGEN_BF16, 0) || lngen_supported(long_name, INT64_MIN, (lngen_dtype)77, -1))
         fault("supported", 0);
     if (lngen_set_folder(NULL) == LNGEN_OK || lngen_set_folder(long_name) == LNGEN_OK) fault("folder", 0);
+    expect("folder", LNGEN_OK, lngen_set_folder(TAMPERED));
+    expect("tampered", LNGEN_TAMPERED, lngen_load(0));
+    expect("folder", LNGEN_OK, lngen_set_folder(LNGEN_PACK_DIR));
 #ifdef __SANITIZE_THREAD__
     alone = 0;
 #endif

@@ -85,6 +85,15 @@ def test_vectors_that_coincide(idle: CLibrary, one: str, other: str, status: str
     assert idle.with_fields("layernorm_forward", 96, "bf16", 4, **{**fields, one: fields[other]}) == status
 
 
+def test_the_workspace_lies_in_no_array(make: Any) -> None:
+    call = make().call("backward")
+    call.prepare()
+    assert call.status(workspace=(call.fields["dx"] + 255) // 256 * 256) == "OVERLAP"
+    assert (
+        call.status(workspace=(call.fields["gamma"] - call.fields["workspace_bytes"]) // 256 * 256 + 256) == "OVERLAP"
+    )
+
+
 # ---- devices, drivers and packs ----
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lngen.launch.pack import Pack
 pytest.importorskip("cupy")
 
 PROGRAM = Path(__file__).with_name("sanitized.c")
-TRIED = ("forward", "backward", "two distances", "two distances, added", "eps of the call")
+TRIED = ("forward", "backward, one launch", "two distances", "two distances, added", "eps of the call")
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
@@ -25,7 +26,17 @@ def test_all_calls_are_clean(folder: Path, library: Path, tmp_path: Path, saniti
     known, pack = CLibrary(library, folder), Pack(folder)
     tried = {group: (known.structs[group], pack.described(spec)) for group, spec, *_ in map(CASES.get, TRIED)}  # type: ignore[misc]
     (tmp_path / "calls.c").write_text(calls(tried, known.dtypes), encoding="utf-8")
-    flags = (f"-I{tmp_path}", "-g", "-O1", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all")
+    tampered = shutil.copytree(folder, tmp_path / "tampered")
+    for path in tampered.glob("*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    flags = (
+        f'-DTAMPERED="{tampered}"',
+        f"-I{tmp_path}",
+        "-g",
+        "-O1",
+        f"-fsanitize={sanitizers}",
+        "-fno-sanitize-recover=all",
+    )
     program, where = linked(tmp_path / "program", PROGRAM, folder, no_op(tmp_path), *flags)
     done = subprocess.run([program], env=where, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
