@@ -152,6 +152,15 @@ def test_an_example_has_the_bits_of_the_interpreter(
         assert gpu.waits == []
 
 
+def test_a_stream_that_cannot_wait_is_an_error(
+    programs: dict[str, Path], gpu: FakeDriver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    gpu.refuse["cuStreamWaitEvent"] = 999
+    assert ctypes.CDLL(str(programs["several_gradients"])).main() == 1
+    assert "cannot wait for 'a stream'" in capfd.readouterr().err
+    assert (gpu.events, gpu.retained) == ({}, [1])
+
+
 def test_the_code_of_the_page_compiles(pack: Path) -> None:
     """``lngen help c``; the types of CUDA are made up."""
     page = (PROGRAMS.parents[1] / "docs" / "c.md").read_text(encoding="utf-8")
