@@ -39,7 +39,7 @@ template <typename... Given>
 void driver(const char *name, Given... given) {
     static void *const library = dlopen(LNGEN_CUDA_LIBRARY, RTLD_NOW);
     void *const found = library == nullptr ? nullptr : dlsym(library, name);
-    if (found == nullptr) throw std::runtime_error(std::string("a CUDA driver is expected, without ") + name);
+    if (found == nullptr) throw std::runtime_error(LNGEN_CUDA_LIBRARY " is expected, with " + std::string(name));
     const int status = reinterpret_cast<int (*)(Given...)>(found)(given...);
     if (status != 0) throw std::runtime_error(std::string(name) + " has failed with status " + std::to_string(status));
 }
