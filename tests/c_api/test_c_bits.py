@@ -33,7 +33,7 @@ def test_calls_have_the_bits_of_the_interpreter(make: Any, capability: tuple[int
 
 
 def test_a_launch_launches_and_does_nothing_else(make: Any) -> None:
-    """A kernel behind another one of its call may start early."""
+    """`generated/bench/c-overhead.txt` has the time. A kernel behind another one of its call may start early."""
     made = make()
     early = {
         "forward": [False],
