@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from lngen.aot import cpp_header
 from lngen.aot.c_groups import Group, Member, groups_of
 from lngen.aot.manifest import Facts, Manifest
 from lngen.emit import environment
@@ -33,13 +34,15 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """The files, by their paths in the pack."""
-        return (HEADER, SOURCE, *(CMAKE if self.cmake else ()))
+        return (HEADER, SOURCE, cpp_header.HPP, *(CMAKE if self.cmake else ()))
 
     def __call__(self, pack: Manifest, image: Callable[[str], bytes]) -> dict[str, bytes]:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": RULES, "embedded": self.embed}
-        texts = {n: environment().get_template(f"{n}.jinja").render(**given, tables=library.tables) for n in self.names}
+        names = [n for n in self.names if n != cpp_header.HPP]
+        texts = {n: environment().get_template(f"{n}.jinja").render(**given, tables=library.tables) for n in names}
+        texts[cpp_header.HPP] = cpp_header.text(library.groups)
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
 
 

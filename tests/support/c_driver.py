@@ -26,7 +26,10 @@ ARGUMENTS = {
     "cuModuleLoadData": "pp", "cuModuleLoadDataEx": "ppipp", "cuModuleUnload": "p", "cuModuleGetFunction": "ppp",
     "cuFuncGetAttribute": "pip", "cuFuncSetAttribute": "pii", "cuMemsetD8Async": "qiqp", "cuGetErrorName": "ip",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor": "ppiq", "cuPointerGetAttribute": "piq", "cuGetErrorString": "ip",
-    "cuLaunchKernelEx": "pppp", "cuStreamGetCaptureInfo_v2": "pppppp",
+    "cuLaunchKernelEx": "pppp", "cuStreamGetCaptureInfo_v2": "pppppp", "cuCtxSynchronize": "",
+    "cuMemAlloc_v2": "pq", "cuMemFree_v2": "q", "cuMemcpyHtoD_v2": "qpq", "cuMemcpyDtoH_v2": "pqq",
+    "cuStreamCreate": "pi", "cuStreamWaitEvent": "ppi", "cuEventCreate": "pi", "cuEventRecord": "pp",
+    "cuEventDestroy_v2": "p",
 }  # fmt: skip
 KINDS: dict[str, Any] = {"i": ctypes.c_int, "q": ctypes.c_uint64, "p": ctypes.c_void_p}
 

@@ -71,6 +71,8 @@ class FakeDriver:
         self.raises = True
         self.captures: dict[int, int] = {}
         self.events: dict[int, int] = {}  # the number of launches before each
+        self.waits: list[tuple[int, int, int]] = []  # streams, those they wait for, and the number of launches before
+        self._recorded: dict[int, int] = {}  # the stream of each event
         self.registers: dict[str, int] = {}
         self.order = 0
         self.lock = threading.RLock()
@@ -384,12 +386,26 @@ class FakeDriver:
         refuse_if(bool(self.captures.get(number(stream))), "STREAM_CAPTURE_UNSUPPORTED")
 
     @c_function()
+    def cuStreamCreate(self, stream: Any, flags: Any) -> None:
+        write(stream, ctypes.c_void_p, next(self._handles))
+
+    @c_function()
+    def cuStreamWaitEvent(self, stream: Any, event: Any, flags: Any) -> None:
+        refuse_if(number(event) not in self.events, "INVALID_HANDLE")
+        self.waits.append((number(stream), self._recorded[number(event)], self.events[number(event)]))
+
+    @c_function()
+    def cuEventDestroy_v2(self, event: Any) -> None:
+        refuse_if(number(event) not in self.events, "INVALID_HANDLE")
+        del self.events[number(event)]
+
+    @c_function()
     def cuEventCreate(self, event: Any, flags: Any) -> None:
         write(event, ctypes.c_void_p, next(self._handles))
 
     @c_function()
     def cuEventRecord(self, event: Any, stream: Any) -> None:
-        self.events[number(event)] = len(self.launched)
+        self.events[number(event)], self._recorded[number(event)] = len(self.launched), number(stream)
 
     @c_function()
     def cuEventSynchronize(self, event: Any) -> None:

@@ -37,6 +37,10 @@ DRIVER(cuFuncSetAttribute, (uintptr_t function, int number, int value), 0)
 DRIVER(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *n, uintptr_t function, int block, size_t shared), *n = 32)
 DRIVER(cuMemsetD8Async, (uint64_t to, unsigned char value, size_t size, void *stream), 0)
 DRIVER(cuPointerGetAttribute, (int *value, int number, uint64_t pointer), *value = current[depth] == 4097)
+DRIVER(cuEventCreate, (uintptr_t *event, unsigned flags), *event = 256)
+DRIVER(cuEventRecord, (uintptr_t event, void *stream), 0)
+DRIVER(cuEventDestroy_v2, (uintptr_t event), 0)
+DRIVER(cuStreamWaitEvent, (void *stream, uintptr_t event, unsigned flags), 0)
 DRIVER(cuLaunchKernelEx, (const void *config, uintptr_t function, void **arguments, void **extra), 0)
 
 int cuCtxPopCurrent_v2(uintptr_t *context) { return fake_calls++, *context = current[depth--], 0; }
