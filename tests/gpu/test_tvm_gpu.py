@@ -15,7 +15,7 @@ tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the ex
 pytestmark = pytest.mark.gpu
 
 D, SHAPE = 4096, (3, 50)
-FORWARD = ("x", "gamma", "beta", "y", "mean", "rstd")
+FORWARD = ("x", "gamma", "beta", "y", "mean", "rstd", "workspace")
 BACKWARD = ("dy", "x", "gamma", "mean", "rstd", "dx", "dgamma", "dbeta", "workspace")
 
 
@@ -40,7 +40,8 @@ def test_calls_have_the_bits_of_pythons_launcher(folder: Path, norms: Any, how: 
     x, dy = torch.randn(2, *SHAPE, D, **many)
     gamma, beta, dgamma, dbeta = torch.randn(4, D, **many)
     mean, rstd = torch.empty(2, *SHAPE, device="cuda")
-    workspace = torch.empty(norms.layernorm_backward_workspace_bytes(x), device="cuda", dtype=torch.uint8)
+    sizes = norms.layernorm_forward_workspace_bytes(x), norms.layernorm_backward_workspace_bytes(x)
+    workspace = torch.empty(max(sizes), device="cuda", dtype=torch.uint8)
     arrays = {
         "x": x, "dy": dy, "gamma": gamma, "beta": beta, "dgamma": dgamma, "dbeta": dbeta, "mean": mean, "rstd": rstd,
         "workspace": workspace, "y": torch.empty_like(x), "dx": torch.empty_like(x),
