@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,19 +27,11 @@ from lngen.ir.run_time import values_of
 from lngen.spec import Spec, parse_spec
 
 pytest.importorskip("cupy")
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 PROGRAMS = Path(str(examples.__file__)).parent / "cpp"
-STRICT = (
-    "-std=c++17",
-    "-fsanitize=undefined",
-    "-fno-sanitize-recover=all",
-    "-Wall",
-    "-Wextra",
-    "-Wpedantic",
-    "-Werror",
-    "-fPIC",
-    f"-I{PROGRAMS}",
-)
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror")
+STRICT = ("-std=c++17", *WARNINGS, "-fsanitize=undefined", "-fno-sanitize-recover=all", "-fPIC", f"-I{PROGRAMS}")
 D = 96
 
 # Of each program: dtype, rows, forward, backward, arrays in the order of their seeds (others are 0), what it prints.
