@@ -157,6 +157,7 @@ def test_a_stream_that_cannot_wait_is_an_error(
 def test_the_code_of_the_page_compiles(pack: Path) -> None:
     """``lngen help c``; the types of CUDA are made up."""
     page = (PROGRAMS.parents[1] / "docs" / "c.md").read_text(encoding="utf-8")
+    page = page.partition("\n## C++\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"^```cpp\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (pack / "page.cpp").write_text(
         f"using cudaStream_t = struct CUstream_st *; struct __half {{ short bits; }};\n{code}"
