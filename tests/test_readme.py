@@ -75,7 +75,7 @@ def test_the_command_line_examples_run(names: dict[str, Any]) -> None:
         np.save(f"{name}.npy", names[name])
     (block,) = fenced("sh")
     lines = block.splitlines()
-    assert {line.split()[1] for line in lines} == {"show", "build", "pack", "run", "check"}
+    assert {line.split()[1] for line in lines} == {"show", "explain", "build", "pack", "run", "check"}
     for line in lines:
         assert line.startswith("lngen ")
         lngen(line)
