@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, product, zip_longest
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -315,9 +315,10 @@ class FewRows:
         widths, rows = (sorted({getattr(r, name) for r in self.records}) for name in ("d", "rows"))
         names = sorted(unique(r.provider for r in self.records), key=order)
         panels = figure.subplots(-(-len(widths) // PANELS), PANELS, sharex=True, squeeze=False)
-        for axes, d in zip_longest(panels.flat, widths):
-            axes.set_axis_on() if d else axes.set_axis_off()
-            for name in names if d else []:
+        for axes in panels.flat[len(widths) :]:
+            axes.set_axis_off()
+        for axes, d in zip(panels.flat, widths, strict=False):
+            for name in names:
                 mine = [(r.rows, r.fraction or 0.0, REGULAR) for r in self.records if (r.provider, r.d) == (name, d)]
                 _series(axes, name, mine, True, _colours(names).get(name, OTHER))
             axes.set_title(f"D = {d}", loc="left", fontsize=9)
