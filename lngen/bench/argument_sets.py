@@ -67,11 +67,15 @@ class Case:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A provider ready for a case: the launch, and the results that a launch with a set leaves."""
+    """A provider ready for a case: the launch, and the results that a launch with a set leaves.
+
+    ends  what a launch reads first and what it writes, both [M, D], where that is not the set's and the main result
+    """
 
     launch: Launch
     results: Callable[[int], Tensors]
     schedule: str = ""
+    ends: Callable[[int], tuple[Array, Array]] | None = None
 
 
 class Provider:

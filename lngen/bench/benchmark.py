@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from lngen.bench import timing
+from lngen.bench import few_rows, timing
 from lngen.bench.argument_sets import (
     Case,
     Prepared,
@@ -25,7 +25,7 @@ from lngen.bench.argument_sets import (
     set_bytes,
 )
 from lngen.bench.records import Point, Record, blank, grouped, judge, point_of
-from lngen.bench.tasks import LATENCY, OVERLAPPED, Task, ceiling_bytes, floor_bytes, gb_s
+from lngen.bench.tasks import FEW_ROWS, IN_TURN, LATENCY, OVERLAPPED, THROUGHPUT, Task, ceiling_bytes, floor_bytes, gb_s
 from lngen.bench.timing import Launch, describe
 from lngen.bench.torch_gpu import Gpu
 
@@ -39,7 +39,7 @@ class Method:
 
     rounds      each replays every provider once, in an order of its own
     warm_ms     replays before the first round
-    replay_us   intended duration of a replay; latency_us: for a latency
+    replay_us   intended duration of a replay; latency_us: for a latency and few rows
     repeats     how often rounds are repeated at most when the ceiling has moved
     """
 
@@ -54,7 +54,9 @@ class Method:
             f"{self.rounds} shuffled rounds of CUDA graphs of {self.replay_us / 1e3:g} ms, "
             f"{self.warm_ms:g} ms warm-up, rotating buffers, each call waits for the end of the last, "
             "except where a provider's name says overlapped; "
-            f"latency: chains of {LINKS} dependent launches"
+            f"latency: chains of {LINKS} dependent launches; "
+            "few rows: in turn behind a kernel of one element, or between GEMMs of width "
+            f"{few_rows.WIDTH}, whose time alone is subtracted"
         )
 
 
@@ -177,25 +179,32 @@ def measure(
     count, floor = _set_count(task, providers, gpu)
     cases = make_cases(task, count, gpu)
     prepared, notes = _prepare_all(providers, cases)
-    latency = task.kind == LATENCY
+    launches = {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes}
+    base = few_rows.ALONE if task.kind in FEW_ROWS else None
+    reference = base or task.ceiling
+    if base:
+        around = few_rows.surroundings(task, cases[0], floor)
+        launches = {base: around(None), **{name: around(prepared[name][0]) for name in launches}}
 
     def moved(drift: float) -> None:
-        say(f"{task}: {task.ceiling} moved by {drift:.1%}, the GPU is busy or throttling; the rounds are repeated.")
+        say(f"{task}: {reference} moved by {drift:.1%}, the GPU is busy or throttling; the rounds are repeated.")
 
     found = timing.time_side_by_side(
-        {name: _unit(halves, count) for name, halves in prepared.items() if name not in notes},
+        launches,
         count,
         gpu,
-        reference=task.ceiling,
+        reference=reference,
+        base=base,
         rounds=method.rounds,
         warm_ms=method.warm_ms,
-        replay_us=method.latency_us if latency else method.replay_us,
+        replay_us=method.replay_us if task.kind == THROUGHPUT else method.latency_us,
         repeats=method.repeats,
         moved=moved,
     )
     notes |= {name: f"failed: {reason}" for name, reason in found.failures.items()}
-    cold = latency or count * floor >= 2 * gpu.memory()[1]
-    warm = "" if cold else f"warm: {count} sets are only {count * floor / 1e6:.0f} MB"
+    held = count * (floor + few_rows.surrounding_bytes(task))
+    cold = task.kind in (LATENCY, IN_TURN) or held >= 2 * gpu.memory()[1]
+    warm = "" if cold else f"warm: {count} sets are only {held / 1e6:.0f} MB"
     ceiling = sum(ceiling_bytes(c.spec, c.rows) for c in cases)
     records = []
     for provider in providers:
@@ -205,9 +214,9 @@ def measure(
         record = replace(record, sets=count, drifted=found.drifted, repeats=found.repeats, schedule=schedule)
         if name in found.stats:
             record = _timed(record, found.stats[name], found.launches[name])
-            if not latency:
-                record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
-                record = doubted(record, gpu.peak())
+        if record.us_median is not None and task.kind != LATENCY:
+            record = _rated(record, floor if provider.checked else ceiling, found.stats.get(task.ceiling), ceiling)
+            record = doubted(record, gpu.peak())
         records.append(record)
     return judge(records)
 
@@ -222,7 +231,8 @@ def _set_count(task: Task, providers: Sequence[Provider], gpu: Gpu) -> tuple[int
     # their own, one per set: each may take as much as the sets do.
     free -= 2 * 8 * sum(math.prod(r.type.shape(task.rows, task.d)) for s in task.specs for r in s.graph().results)
     # A set may hold more than a call moves: inputs that the backward of a peer needs and lngen's does not.
-    return timing.set_count(floor, l2, free // (1 + len(providers)) * floor // set_bytes(task)), floor
+    free = free // (1 + len(providers)) * floor // set_bytes(task)
+    return timing.set_count(floor + few_rows.surrounding_bytes(task), l2, free), floor
 
 
 def _prepare_all(
@@ -284,13 +294,20 @@ def _unit(halves: Sequence[Prepared], count: int) -> Launch:
 
 
 def _timed(record: Record, stats: timing.Stats, launches: int) -> Record:
+    if stats.median <= 0:
+        return replace(record, note="noise: with the call the surroundings took no longer than alone")
+    if record.kind in FEW_ROWS and stats.p90 - stats.p10 > few_rows.NOISE * stats.median and not record.note:
+        record = replace(record, note=f"noisy: the rounds differ by more than {few_rows.NOISE:.0%} of the time")
     median, p10, p90, least = (round(us, 3) for us in (stats.median, stats.p10, stats.p90, stats.minimum))
     return replace(record, us_median=median, us_p10=p10, us_p90=p90, us_min=least, launches=launches)
 
 
 def _rated(record: Record, nbytes: int, ceiling: timing.Stats | None, ceiling_nbytes: int) -> Record:
-    """The record with GB/s and the fraction of the ceiling."""
+    """The record with GB/s and the fraction of the ceiling; of few rows with the fraction alone, unless noisy."""
     assert record.us_median is not None
+    if record.kind in FEW_ROWS:
+        calm = not record.note and ceiling is not None and ceiling.p10 > 0
+        return replace(record, fraction=round(ceiling.median / record.us_median, 4)) if calm and ceiling else record
     speed = gb_s(nbytes, record.us_median)
     fraction = None if ceiling is None else round(speed / gb_s(ceiling_nbytes, ceiling.median), 4)
     return replace(record, gb_s=round(speed, 1), fraction=fraction)

@@ -20,7 +20,7 @@ from typing import Any
 from lngen.bench.records import OWN, VARIANT, Record, graph_key, grouped
 from lngen.bench.store import Saved
 from lngen.bench.summary import unique
-from lngen.bench.tasks import CEILINGS, MB, OVERLAPPED, THROUGHPUT, is_ceiling
+from lngen.bench.tasks import CEILINGS, FEW_ROWS, MB, OVERLAPPED, REGULAR, THROUGHPUT, is_ceiling
 from lngen.errors import LngenError, MissingError
 from lngen.files import write_all
 from lngen.version import install_hint
@@ -93,7 +93,7 @@ class Picture:
         shapes = sorted({(r.d, r.rows) for r in self.records})
         places = {shape: float(shape[0] if self.line else i) for i, shape in enumerate(shapes)}
         names = sorted(unique(r.provider for r in self.records), key=order)
-        colours = COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
+        colours = _colours(names)
         for axes, value in ((left, "gb_s"), (right, "fraction")):
             for name in names:
                 mine = [r for r in self.records if r.provider == name and getattr(r, value) is not None]
@@ -130,7 +130,7 @@ def origin(saved: Saved) -> str:
 
 
 def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
-    """Draw the throughputs; the files written: ``path``, or with several figures one ``path-NAME`` for each.
+    """Draw throughputs and few rows; the files written: ``path``, or with several figures one ``path-NAME`` for each.
 
     The ending of ``path`` decides the format, .png or .svg; ``origin`` is written beside the title. MissingError
     without matplotlib, LngenError for a path that cannot be written. The same records give the same bytes.
@@ -139,7 +139,7 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     timed = [r for r in records if r.kind == THROUGHPUT and r.gb_s is not None]
     together = overviews(timed)
     apart = [r for r in timed if r.dtype not in {o.dtype for o in together}]
-    drawn: list[Overview | Picture] = [*together, *pictures(apart)]
+    drawn: list[Overview | Picture | FewRows] = [*together, *pictures(apart), *few_rows_figures(records)]
     written = []
     with matplotlib.rc_context(STYLE):
         for picture in drawn:
@@ -278,8 +278,63 @@ def _fraction_scale(axes: Any, values: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MultipleLocator(0.1))
 
 
+def _colours(names: Sequence[str]) -> dict[str, str]:
+    """The colours of all providers, and of these ways to call lngen."""
+    return COLOURS | dict(zip([n for n in names if n.startswith(VARIANT)], cycle(SCHEDULES), strict=False))
+
+
 def _regular(d: int) -> bool:
     return d % 256 == 0 or d & (d - 1) == 0
+
+
+# ---- a figure of few rows ----
+
+PANELS = 3  # in a line
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """The figure of a graph with few rows in one class: the fraction of the ceiling over rows, a panel per D."""
+
+    key: tuple[str, str, str]
+    kind: str
+    records: Sequence[Record]
+
+    @property
+    def slug(self) -> str:
+        """For a file's name."""
+        return re.sub(r"[^\w.-]+", "-", "-".join([*self.key, self.kind]))
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Width and height in inches."""
+        return WIDTH, MARGIN + 2.2 * -(-len({r.d for r in self.records}) // PANELS)
+
+    def draw(self, figure: Any) -> None:
+        """A line per provider in each panel."""
+        widths, rows = (sorted({getattr(r, name) for r in self.records}) for name in ("d", "rows"))
+        names = sorted(unique(r.provider for r in self.records), key=order)
+        panels = figure.subplots(-(-len(widths) // PANELS), PANELS, sharex=True, squeeze=False)
+        for axes in panels.flat[len(widths) :]:
+            axes.set_axis_off()
+        for axes, d in zip(panels.flat, widths, strict=False):
+            for name in names:
+                mine = [(r.rows, r.fraction or 0.0, REGULAR) for r in self.records if (r.provider, r.d) == (name, d)]
+                _series(axes, name, mine, True, _colours(names).get(name, OTHER))
+            axes.set_title(f"D = {d}", loc="left", fontsize=9)
+            axes.grid(True, color=GRID, linewidth=0.7)
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(rows, [str(m) for m in rows])
+            axes.set_ylim(0.0, MOST_FRACTION)
+        graph, direction, dtype = self.key
+        title = f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.kind}: fraction of the ceiling over rows"
+        _title(figure, title, *panels.flat[0].get_legend_handles_labels())
+
+
+def few_rows_figures(records: Sequence[Record]) -> list[FewRows]:
+    """One for each graph and class of few rows."""
+    few = [r for r in records if r.kind in FEW_ROWS and r.fraction is not None]
+    return [FewRows(key[1:], key[0], rs) for key, rs in grouped(few, lambda r: (r.kind, *graph_key(r))).items()]
 
 
 # ---- a figure of many graphs ----

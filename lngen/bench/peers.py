@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -187,10 +187,11 @@ class Member:
         module = importlib.import_module(self.module)
         if self.in_place:
             return self._in_place(module, case)
-        wide = {n: case.sets[0][n].float() for n in ("gamma", "beta")} if self.wide else {}
+        if self.wide:  # of each set, since a weight that all share would be in the cache
+            case = replace(case, sets=[t | {n: t[n].float() for n in ("gamma", "beta")} for t in case.sets])
 
         def forward(t: Tensors) -> Sequence[Array]:
-            outputs = self.call(module, t | wide, case.spec.baked)
+            outputs = self.call(module, t, case.spec.baked)
             return outputs if isinstance(outputs, tuple) else (outputs,)
 
         return autograd(case, forward)
@@ -206,7 +207,7 @@ class Member:
             t = own[index % len(own)]
             return {"y": t["x"], "h": t["residual"]}
 
-        return Prepared(launch, results)
+        return Prepared(launch, results, ends=lambda index: (own[index % len(own)]["x"],) * 2)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +129,17 @@ def buffers(case: Case) -> list[list[Array]]:
     return [first, *([a.clone() for a in first] for _ in case.sets[1:])]
 
 
+def _ends(case: Case, arrays: Sequence[Sequence[Array]]) -> Callable[[int], tuple[Array, Array]]:
+    """For each set the first [M, D] that the ceiling reads, and that it writes."""
+    shape, length = (case.rows, case.spec.d), case.rows * case.spec.d
+
+    def ends(index: int) -> tuple[Array, Array]:
+        written, read, *_ = (a[:length].view(shape) for a in arrays[index])
+        return read, written
+
+    return ends
+
+
 class Ceiling(Provider):
     """A copy or an addition, by its name, or one after the other for forward and backward as one unit (``copy+add``).
 
@@ -162,7 +173,7 @@ class Ceiling(Provider):
                 torch.add(*read, out=out)
 
         ways = [by_driver, elementwise] if copies else [elementwise]
-        return Prepared(timing.fastest(ways, len(arrays), case.gpu), lambda index: {})
+        return Prepared(timing.fastest(ways, len(arrays), case.gpu), lambda index: {}, ends=_ends(case, arrays))
 
 
 # ---- ceilings whose calls overlap ----
@@ -286,7 +297,8 @@ class OverlappedCeiling(Provider):
         arrays = buffers(case)
         nbytes = len(arrays[0][0]) * case.spec.dtype.size
         launches = [_early_launch(module, variant, arrays, nbytes, self.name) for variant in variants(self._move)]
-        return Prepared(timing.fastest(launches, len(case.sets), case.gpu), lambda index: {})
+        launch = timing.fastest(launches, len(case.sets), case.gpu)
+        return Prepared(launch, lambda index: {}, ends=_ends(case, arrays))
 
 
 def _early_launch(

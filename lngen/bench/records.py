@@ -7,7 +7,17 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lngen.bench.tasks import LATENCY, RATIO_EACH, RATIO_MEAN, TARGETED, THROUGHPUT, Task, is_ceiling, target_fraction
+from lngen.bench.tasks import (
+    FEW_ROWS,
+    RATIO_EACH,
+    RATIO_FEW_ROWS,
+    RATIO_MEAN,
+    TARGETED,
+    THROUGHPUT,
+    Task,
+    is_ceiling,
+    target_fraction,
+)
 from lngen.ir import DType
 
 WORST = 5  # points that a summary names
@@ -24,13 +34,15 @@ class Record:
     """One provider on one task. Without a time, ``note`` has the reason.
 
     graph         the graph's name, with its digest if it is a program's own, and its keys but d and dtype
-    gb_s          floor bytes over the median time; a ceiling's own bytes for a ceiling; none for a latency
-    fraction      gb_s over that of the ceiling, timed in the same rounds
+    gb_s          floor bytes over the median time; a ceiling's own bytes for a ceiling; none of the other kinds
+    fraction      gb_s over that of the ceiling, timed in the same rounds; for few rows the ceiling's time over this one
     launches      per replayed graph
     sets          argument sets rotated
     drifted       the time of the ceiling moved by more than 2 %, in spite of repeated rounds
     repeats       how often the rounds were repeated for that reason
-    kind          ``throughput``: cold rotating buffers; ``latency``: a chain of dependent launches, warm
+    kind          ``throughput``: cold rotating buffers; ``latency``: a chain of dependent launches, warm;
+                  ``in turn``: behind a kernel that triggers no programmatic launch, cold; ``between GEMMs``;
+                  of the last two the time is what a call adds
     tensor_bytes  of one [M, D] tensor of the spec's dtype
     target        the fraction of the ceiling that lngen has to reach; None: no target
     met           whether lngen reached it; None for other providers
@@ -133,7 +145,7 @@ def judge(records: Sequence[Record]) -> list[Record]:
 
 def _judged(r: Record, peer: tuple[float, str] | None) -> Record:
     nbytes = r.rows * r.d * DType(r.dtype).size
-    aimed = r.kind != LATENCY and r.graph in TARGETED
+    aimed = r.kind == THROUGHPUT and r.graph in TARGETED
     target = target_fraction(r.direction, r.dtype, nbytes, r.d) if aimed else None
     r = replace(r, tensor_bytes=nbytes, target=target, met=None, best_peer="", ratio=None)
     if not r.is_lngen:
@@ -196,12 +208,18 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         failed=sum(r.us_median is None for r in group),
         ratio=_geometric_mean([ratio for _, ratio in ratios]),
         ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
-        ratio_target=RATIO_MEAN.get(direction) if kind != LATENCY and graph in TARGETED else None,
+        ratio_target=_ratio_target(kind, graph, direction),
         compared=len(ratios),
         ahead=len(ratios) - len(slower),
         worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
         slower=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in slower[:WORST]),
     )
+
+
+def _ratio_target(kind: str, graph: str, direction: str) -> float | None:
+    if kind in FEW_ROWS:
+        return RATIO_FEW_ROWS.get(direction)
+    return RATIO_MEAN.get(direction) if kind == THROUGHPUT and graph in TARGETED else None
 
 
 def _geometric_mean(ratios: Sequence[float]) -> float | None:

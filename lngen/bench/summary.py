@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lngen.bench.records import OWN, HostRecord, Record, Summary, graph_key, grouped, summarise
-from lngen.bench.tasks import LATENCY, THROUGHPUT
+from lngen.bench.tasks import BETWEEN_GEMMS, IN_TURN, LATENCY, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
 
@@ -62,7 +62,7 @@ def _speed(r: Record) -> str:
     return f"{r.gb_s:.0f}{share}{' *' if r.note else ''}"
 
 
-def _latency(r: Record) -> str:
+def _time(r: Record) -> str:
     if r.us_median is None:
         return r.note.partition(":")[0] or "-"
     return f"{r.us_median:.2f}{' *' if r.note else ''}"
@@ -70,7 +70,9 @@ def _latency(r: Record) -> str:
 
 TABLES = {  # by class: what the cells are, and their text
     THROUGHPUT: ("GB/s (fraction of the ceiling < its target)", _speed),
-    LATENCY: ("us per call in a chain of dependent launches", _latency),
+    LATENCY: ("us per call in a chain of dependent launches", _time),
+    IN_TURN: ("us behind a plain kernel, cold", _time),
+    BETWEEN_GEMMS: ("us between two GEMMs", _time),
 }
 
 
@@ -93,7 +95,8 @@ def footnotes(records: Sequence[Record]) -> list[str]:
         lines.append(f"{provider}, {group[0].spec} rows={group[0].rows}{more}: {note}")
     if any(r.drifted for r in records):
         lines.append(
-            "~ the ceiling itself moved by more than 2 % in all repeated rounds; --resume measures them again."
+            "~ the ceiling itself, or of few rows what is subtracted, moved by more than 2 % in all repeated rounds; "
+            "--resume measures them again."
         )
     return lines
 
@@ -105,7 +108,7 @@ def summary_lines(summaries: Sequence[Summary]) -> list[str]:
 
 def _summary_lines(s: Summary) -> list[str]:
     way = "" if s.provider == OWN else f"{s.provider}: "
-    head = f"{way}{s.graph} {s.direction}{' latency' if s.kind == LATENCY else ''}, {s.points} points"
+    head = f"{way}{s.graph} {s.direction}{'' if s.kind == THROUGHPUT else f' {s.kind}'}, {s.points} points"
     parts = []
     if s.met + s.missed:
         parts.append(f"{s.met} of {s.met + s.missed} targets met")

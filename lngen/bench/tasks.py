@@ -26,6 +26,9 @@ DIRECTIONS = tuple(HALVES)
 
 THROUGHPUT = "throughput"  # cold rotating buffers, GB/s
 LATENCY = "latency"  # each launch reads the previous result, warm, us per call
+# Few rows, in us: what a call adds behind a kernel that triggers no programmatic launch, and between two GEMMs.
+IN_TURN, BETWEEN_GEMMS = "in turn", "between GEMMs"
+FEW_ROWS = (IN_TURN, BETWEEN_GEMMS)
 
 ELSEWHERE = {"d": "--shapes, --d or --grid", "dtype": "--dtype"}  # keys of a spec that are options of their own
 ANY_D = 256  # the tensors of a graph do not depend on D
@@ -96,7 +99,7 @@ class Task:
     kind: str = THROUGHPUT
 
     def __str__(self) -> str:
-        return f"{self.spec} rows={self.rows}{' latency' if self.kind == LATENCY else ''}"
+        return f"{self.spec} rows={self.rows}{'' if self.kind == THROUGHPUT else f' {self.kind}'}"
 
     @property
     def direction(self) -> str:
@@ -205,6 +208,7 @@ SLACK = 0.97  # whole rows may lie slightly below a size
 
 RATIO_EACH = 1.0  # times the speed of the best peer, at every point
 RATIO_MEAN = {"fwd": 1.15, "bwd": 1.4}  # geometric mean over all points
+RATIO_FEW_ROWS = {"fwd": 1.05, "bwd": 1.2}  # the same for few rows
 
 
 def target_fraction(direction: str, dtype: str, tensor_bytes: int, d: int) -> float | None:
@@ -267,3 +271,8 @@ GRIDS = {
 
 LATENCY_ROWS = (1, 16, 128)
 LATENCY_WIDTHS = (1024, 4096, 16384)
+
+# What --few-rows measures unless told otherwise.
+FEW_ROWS_GRAPHS = ("rmsnorm", "add_rmsnorm", "layernorm")
+FEW_ROWS_ROWS = (1, 4, 16, 64, 128, 256, 1024)
+FEW_ROWS_WIDTHS = (1024, 2048, 2560, 4096, 5120, 7168, 8192, 10240, 16384)

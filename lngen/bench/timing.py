@@ -13,6 +13,7 @@ The method and its reasons:
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -82,6 +83,11 @@ class Timing:
         return self.drift > DRIFT
 
 
+def cold_bytes(l2_bytes: int) -> int:
+    """What has to be touched between two uses of the same memory, so that no cache holds it."""
+    return max(COLD_BYTES, L2_FACTOR * l2_bytes)
+
+
 def set_count(set_bytes: int, l2_bytes: int, free_bytes: int, most: int = MAX_SETS) -> int:
     """The number of argument sets to rotate; LngenError if not even one fits."""
     affordable = int(MEMORY_FRACTION * free_bytes // max(set_bytes, 1))
@@ -90,7 +96,7 @@ def set_count(set_bytes: int, l2_bytes: int, free_bytes: int, most: int = MAX_SE
             f"One set of arguments takes {set_bytes / 1e9:.1f} GB and at most {MEMORY_FRACTION:.0%} of the "
             f"{free_bytes / 1e9:.1f} GB available may be used; choose fewer rows."
         )
-    wanted = math.ceil(max(COLD_BYTES, L2_FACTOR * l2_bytes) / max(set_bytes, 1))
+    wanted = math.ceil(cold_bytes(l2_bytes) / max(set_bytes, 1))
     return min(max(wanted, 2), most, affordable)
 
 
@@ -115,6 +121,7 @@ def time_side_by_side(
     timer: Timer,
     *,
     reference: str | None = None,
+    base: str | None = None,
     rounds: int = ROUNDS,
     warm_ms: float = WARM_MS,
     replay_us: float = REPLAY_US,
@@ -124,10 +131,13 @@ def time_side_by_side(
     """Time every candidate over ``sets`` argument sets; a candidate that cannot be captured fails alone.
 
     reference  the candidate whose drift is reported; if None or failed, the drift is 0
+    base       the candidate whose time in the same round is subtracted from that of all others; LngenError if it fails
     repeats    how often all rounds are repeated at most while the reference drifts; the calmest count
     moved      is called with the drift of rounds that will be repeated
     """
     graphs, counts, failures = _capture_all(timer, launches, sets, replay_us)
+    if base in failures:
+        raise LngenError(f"{base} cannot be timed: {failures[base]}.")
     if not graphs:
         return Timing(failures=failures)
     warmed = 0.0
@@ -142,7 +152,11 @@ def time_side_by_side(
         calmest = min(calmest, (found, samples), key=lambda one: one[0])
         if found <= DRIFT:
             break
-    return Timing({name: Stats.of(s) for name, s in calmest[1].items()}, counts, failures, calmest[0], repeat)
+    samples = calmest[1]
+    if base is not None:
+        alone = samples.pop(base)
+        samples = {name: [*map(operator.sub, s, alone)] for name, s in samples.items()}
+    return Timing({name: Stats.of(s) for name, s in samples.items()}, counts, failures, calmest[0], repeat)
 
 
 def _capture_all(

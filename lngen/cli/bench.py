@@ -12,10 +12,15 @@ import click
 
 from lngen.bench.tasks import (
     DIRECTIONS,
+    FEW_ROWS,
+    FEW_ROWS_GRAPHS,
+    FEW_ROWS_ROWS,
+    FEW_ROWS_WIDTHS,
     GRIDS,
     LATENCY,
     LATENCY_ROWS,
     LATENCY_WIDTHS,
+    THROUGHPUT,
     Task,
     declared_dtype,
     make_task,
@@ -67,17 +72,22 @@ def tasks(
     grid: str,
     shapes: list[tuple[int, int]],
     latency: bool = False,
+    few_rows: bool = False,
 ) -> list[Task]:
     """All requested tasks, shapes before the grid's; SpecError for a wrong word."""
     chosen = GRIDS[grid]
+    kinds = FEW_ROWS if few_rows else (THROUGHPUT,)
+    if few_rows and "both" in split(directions):
+        raise SpecError("--few-rows measures one call at a time: give --direction fwd, bwd or fwd,bwd.")
     found = []
     for graph, direction in itertools.product(split_graphs(graphs), split(directions)):
         for dtype in dtype_names(dtypes, grid, graph):
             make_task(graph, direction, dtype, 1, 1)  # refuses a wrong word even where no shape follows
-            found += [make_task(graph, direction, dtype, m, d) for m, d in shapes or chosen.shapes(DType(dtype))]
+            pairs = shapes or chosen.shapes(DType(dtype))
+            found += [make_task(graph, direction, dtype, m, d, kind) for m, d in pairs for kind in kinds]
             if latency and direction != "both":
-                pairs = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
-                found += [make_task(graph, direction, dtype, m, d, LATENCY) for m, d in pairs]
+                links = itertools.product(LATENCY_ROWS, LATENCY_WIDTHS)
+                found += [make_task(graph, direction, dtype, m, d, LATENCY) for m, d in links]
     return found
 
 
@@ -87,12 +97,27 @@ def dtype_names(dtypes: str, grid: str, graph: str) -> list[str]:
     return [*(split(dtypes) or declared or GRIDS[grid].dtypes)]
 
 
+def filled(o: dict[str, Any]) -> dict[str, Any]:
+    """The options with graphs and directions, and for few rows the shapes, that were left out."""
+    few = o["few_rows"]
+    graphs = o["graphs"] or (FEW_ROWS_GRAPHS if few else ("layernorm",))
+    o = {**o, "graphs": graphs, "direction": o["direction"] or ("fwd" if few else "fwd,bwd")}
+    if few and not o["shapes"]:
+        o |= {"rows": o["rows"] or comma(FEW_ROWS_ROWS), "d": o["d"] or comma(FEW_ROWS_WIDTHS)}
+    return o
+
+
+def comma(numbers: Sequence[int]) -> str:
+    """As an option takes them and a text shows them."""
+    return ", ".join(map(str, numbers))
+
+
 def _grids() -> str:
     return "; ".join(f"{name}: {grid.about}" for name, grid in GRIDS.items())
 
 
 INPUT = AnyPath(dir_okay=False, exists=True)
-LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LATENCY_WIDTHS))}"
+LATENCIES = f"{comma(LATENCY_ROWS)} rows of {comma(LATENCY_WIDTHS)}"
 
 
 @click.command(
@@ -104,13 +129,14 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
     "--graph",
     "graphs",
     multiple=True,
-    default=("layernorm",),
     metavar="GRAPH",
-    show_default=True,
+    show_default="layernorm",
     help=f"One of {', '.join(GRAPHS)}, a file my.graph or MODULE:FUNCTION, with :KEY=VALUE,... as in a spec, without d "
     "and dtype; repeatable. Names alone may be separated by commas.",
 )
-@click.option("--direction", default="fwd,bwd", show_default=True, help=f"Some of {', '.join(DIRECTIONS)}.")
+@click.option(
+    "--direction", default="", metavar="T,...", show_default="fwd,bwd", help=f"Some of {', '.join(DIRECTIONS)}."
+)
 @click.option("--grid", default="design", show_default=True, type=click.Choice([*GRIDS]), help=f"Shapes. {_grids()}.")
 @click.option("--shapes", default="", metavar="ROWSxD,...", help="These shapes instead of a grid.")
 @click.option("--rows", default="", metavar="N,...", help="Rows, each with every --d, instead of a grid.")
@@ -128,6 +154,12 @@ LATENCIES = f"{', '.join(map(str, LATENCY_ROWS))} rows of {', '.join(map(str, LA
 @click.option("--compile", "compiled", is_flag=True, help="Also torch.compile, which compiles slowly.")
 @overlap_option("Also lngen with calls that overlap, lngen-overlapped, and the ceilings with such calls.")
 @click.option("--latency", is_flag=True, help=f"Also the latency in a chain of launches, {LATENCIES}.")
+@click.option(
+    "--few-rows",
+    is_flag=True,
+    help="Instead, what a call adds behind a kernel that triggers no programmatic launch, and between two GEMMs, in "
+    f"us; by default of {', '.join(FEW_ROWS_GRAPHS)}, fwd, {comma(FEW_ROWS_ROWS)} rows of {comma(FEW_ROWS_WIDTHS)}.",
+)
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
 @click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Rounds of timing.")
 @output_options
@@ -172,8 +204,9 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
 
     if o["resume"] and out_file is None:
         raise SpecError("--resume needs the file to continue: --out FILE.")
+    o = filled(o)
     shapes = parse_shapes(o["shapes"], o["rows"], o["d"])
-    todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"])
+    todo = tasks(o["graphs"], o["direction"], o["dtype"], o["grid"], shapes, o["latency"], o["few_rows"])
     gpu, method = find_gpu(), Method(rounds=o["rounds"])
     chosen = select(split(o["providers"]), compiled=o["compiled"], overlap=o["overlap"], schedules=o["schedules"])
     under = conditions(gpu.name, str(method), {n: p.settings for n, p in known().items() if p.available()})
