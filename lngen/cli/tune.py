@@ -111,7 +111,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
     "--recorded", multiple=True, type=FILE, metavar="FILE", help="Further times for --table: sweeps, results of bench."
 )
 @dask_option
-@click.option("--plot", "plot_file", type=OutFile(), help="Draw trials to this .png or .svg file.")
+@click.option("--plot", "plot_file", type=OutFile(), help="Draw the trials of each job to a .png or .svg file.")
 @click.option(
     "--export",
     nargs=2,

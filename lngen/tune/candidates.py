@@ -130,9 +130,9 @@ def build(compilation: Compilation, schedule: Schedule, rank: int, arch: str) ->
 
 # A schedule is taken to spill if one that is equal in ALIKE has spilled more than CERTAIN bytes with at least as many
 # registers. Chosen from 653 schedules of 16 specs (NVRTC 13.5, sm_90; norms, gated, softmax; both directions, D from
-# 640 to 16384, bf16 and f32), in the order of trial: 82 of 111 that spill are skipped, none of 542 that do not; of 1300
-# schedules of 44 other specs 19 of 66, and none of 1234. The estimate in footprint.py is no such bound: above 0.9 of
-# the limit it has 94 that spill and 214 that do not, and 209 of 255 registers spill where 116 of 128 do not.
+# 640 to 16384, bf16 and f32): one after the other in the order of trial, 82 of 111 that spill are skipped, and none of
+# 542 that do not; of 1300 schedules of 44 other specs 19 of 66, and none of 1234. The estimate in footprint.py is no
+# such bound: above 0.9 of the limit are 94 that spill and 214 that do not; 209 of 255 spill where 116 of 128 do not.
 ALIKE = ("form", "threads", "cluster", "prefetch", "tma_store", "cached_weights", "row_in_registers")
 CERTAIN = 48
 WAVE = 16  # schedules compiled side by side, whatever the number of processors, so that all machines try the same
