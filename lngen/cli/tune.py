@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ FILE = AnyPath(dir_okay=False)
 MOST_SECONDS = 10**6
 LOCK = Path("lngen.lock.toml")
 EXPORTS = ("t4", "kernel-tuner")
+NEXT = (
+    "To use these schedules, build with 'lngen build SPEC --lock {shell}', or call lngen.compile(..., lock={python})."
+)
 ABOUT = """Schedules that were measured on this GPU, by direction, bytes of an element, D and workload class: KiB of
 inputs for each multiprocessor, at most; 1024 is also what is taken where the number of rows is not known.
 Written by: lngen tune --table, from {}
@@ -38,10 +43,15 @@ Accesses and grids are left out: they follow from D and from the GPU."""
 
 @dataclass(frozen=True)
 class Views:
-    """Other views of the trials of one job: a picture, and a file in another tool's format."""
+    """Other views of the trials of a job: a picture, and a file in another tool's format.
+
+    slugs  of the SPECs by name, and the numbers of rows: whatever there are several of is part of a file's name
+    """
 
     plot_file: Path | None
     export: tuple[str, Path] | None
+    slugs: Mapping[str, str]
+    rows: Sequence[int]
 
     def __bool__(self) -> bool:
         """True if a view is requested."""
@@ -54,16 +64,21 @@ class Views:
         if self.plot_file is not None:
             check(self.plot_file)
 
-    def show(self, trials: Sequence[Trial], choice: Choice | None) -> None:
-        """Write the requested views."""
+    def show(self, spec: str, rows: int, trials: Sequence[Trial], choice: Choice | None) -> None:
+        """Write the requested views of one job."""
         from lngen.files import write_all
         from lngen.tune.views import export, plot
 
         if self.plot_file is not None:
-            plot(trials, choice, self.plot_file)
+            plot(trials, choice, self._of_job(self.plot_file, spec, rows))
         if self.export is not None:
             form, path = self.export
-            write_all({path: export(trials, form).encode()})
+            write_all({self._of_job(path, spec, rows): export(trials, form).encode()})
+
+    def _of_job(self, path: Path, spec: str, rows: int) -> Path:
+        """The file of one job: tune.png, tune-64.png, or with several SPECs tune-rmsnorm_fwd__d64_f32-64.png."""
+        parts = [self.slugs[spec]] * (len(self.slugs) > 1) + [str(rows)] * (len(self.rows) > 1)
+        return path.with_stem("-".join([path.stem, *parts]))
 
 
 def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> float:
@@ -96,7 +111,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
     "--recorded", multiple=True, type=FILE, metavar="FILE", help="Further times for --table: sweeps, results of bench."
 )
 @dask_option
-@click.option("--plot", "plot_file", type=OutFile(), help="Draw all trials to this .png or .svg file.")
+@click.option("--plot", "plot_file", type=OutFile(), help="Draw the trials of each job to a .png or .svg file.")
 @click.option(
     "--export",
     nargs=2,
@@ -137,8 +152,9 @@ def tune(
         return _write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
-    views = Views(plot_file, export)
-    _check_views(views, bool(shards) or ranking, len(parsed) * len(rows))
+    views = Views(plot_file, export, {str(s): s.slug for s in parsed}, rows)
+    if views and (shards or ranking):
+        raise click.UsageError("--plot and --export show trials, but --merge and --ranking have none; see --frozen.")
     if shards:
         return _merge(shards, database, output)
     if ranking:
@@ -167,14 +183,6 @@ def _check_request(
         raise click.UsageError(
             "--device belongs to --ranking and --table; tuning itself runs on a GPU of this machine."
         )
-
-
-def _check_views(views: Views, without_trials: bool, jobs: int) -> None:
-    """UsageError for views without trials, or of several jobs."""
-    if views and without_trials:
-        raise click.UsageError("--plot and --export show trials, but --merge and --ranking have none; see --frozen.")
-    if views and jobs > 1:
-        raise click.UsageError("--plot and --export show one SPEC at one number of rows; give them one by one.")
 
 
 def _tune(
@@ -211,8 +219,9 @@ def _tune(
         note(text)
     tuner.store_choices(lock_file, result.outcomes)
     _report(result, lock_file, output)
-    for outcome in result.outcomes if len(jobs) == 1 else ():
-        views.show(outcome.trials, outcome.choice)
+    for o in result.outcomes:
+        if o.trials or len(jobs) == 1:
+            views.show(o.spec, o.rows, o.trials, o.choice)
     if result.interrupted:
         return INTERRUPTED
     return 0 if all(o.choice is not None for o in result.outcomes) else 1
@@ -224,14 +233,16 @@ def _report(result: Report, lock_file: Path, output: Output) -> None:
 
     for text in report_remarks(result.outcomes):
         note(text)
-    compared = against_default(result.outcomes)
+    told = [against_default(result.outcomes)]
+    if any(o.choice for o in result.outcomes):
+        told.append(NEXT.format(shell=shlex.quote(str(lock_file)), python=repr(str(lock_file))))
     output.table(
         {
             "interrupted": result.interrupted,
             "lock": str(lock_file),
             "tuned": [report_json(o) for o in result.outcomes],
         },
-        table_text(REPORT_COLUMNS, report_rows(result.outcomes)) + (f"{compared}\n" if compared else ""),
+        table_text(REPORT_COLUMNS, report_rows(result.outcomes)) + "".join(f"{text}\n" for text in told if text),
     )
 
 
@@ -244,9 +255,11 @@ def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path]
     path, lock_file = files
     views.check()
     lock, device = read_lock(lock_file, missing_ok=True), device_name(0) if device_count() else None
-    if views:
-        (spec,), (m,) = specs, rows
-        _show_kept(path, views, str(spec), m, device, lock.nearest(str(spec), m, device=device))
+    kept = _kept(path) if views else ()
+    jobs = product(map(str, specs), rows) if views else ()
+    shown = [(s, m, *_shown(kept, path, s, m, device, lock.nearest(s, m, device=device))) for s, m in jobs]
+    for view in shown:
+        views.show(*view)
     found = frozen_choices(lock, specs, rows, device)
     columns = "spec", "rows", "device", "locked rows", "schedule"
     wanted = [m for _ in specs for m in rows]
@@ -258,12 +271,13 @@ def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path]
     output.table({"locked": locked}, table_text(columns, listed))
 
 
-def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | None, locked: Locked | None) -> None:
-    """The trials of a database on that device, or (None) on the locked one, or on the first in the database."""
+def _shown(
+    kept: Sequence[Trial], path: Path, spec: str, rows: int, device: str | None, locked: Locked | None
+) -> tuple[list[Trial], Choice | None]:
+    """The trials of a database on that device, or (None) on the locked one, or on the first; and the locked one."""
     from lngen.tune import trials
     from lngen.tune.job import taken
 
-    kept = _kept(path)
     known = [locked.device] if locked else [t.device for t in kept if (t.spec, t.rows) == (spec, rows)]
     device = device or next(iter(known), None)
     shown = trials.of(kept, spec, rows, device) if device else []
@@ -273,7 +287,7 @@ def _show_kept(path: Path, views: Views, spec: str, rows: int, device: str | Non
             f"'{path}' holds no trials of {spec} with {rows} rows{where}; name the database they were kept in "
             "(--database)."
         )
-    views.show(shown, taken(shown, locked.schedule) if locked else None)
+    return shown, taken(shown, locked.schedule) if locked else None
 
 
 def _kept(path: Path) -> tuple[Trial, ...]:

@@ -15,7 +15,7 @@ from lngen.bench.timing import DRIFT, ROUNDS
 from lngen.compile import Compilation
 from lngen.errors import MissingError
 from lngen.spec import Spec
-from lngen.tune.candidates import Candidate, build_all, candidates
+from lngen.tune.candidates import Candidate, build_trials, candidates
 from lngen.tune.trials import Device, Trial, latest
 from lngen.tune.workers import Failure, Limits, Setup, Stopped, Worker, Workers, visible_devices
 
@@ -93,7 +93,7 @@ class Job:
     """What to tune, and the limits. It can be pickled.
 
     seconds     budget; candidates not reached within it are left out
-    trials      number of candidates at most, the first of the model's order
+    trials      number of candidates at most that do not spill, the first of the model's order
     known       trials of an earlier run, which are not repeated
     incumbents  (device name, schedule) chosen before, which win ties
     measurer    MODULE:CLASS of the measurer
@@ -121,6 +121,7 @@ class Outcome:
     trials    one per candidate, old and new; ``new``: the records of this run, which may have two of a candidate
     choice    None if no candidate is correct and timed
     complete  False if the budget or the user ended the job early
+    skipped   number of schedules that were not compiled because one like them has spilled
     """
 
     spec: str
@@ -133,6 +134,7 @@ class Outcome:
     messages: tuple[str, ...] = ()
     error: str = ""
     seconds: float = 0.0
+    skipped: int = 0
 
 
 class Listener:
@@ -174,7 +176,7 @@ class _Run:
         self._job, self._workers, self._setup, self._listener = job, workers, setup, listener
         self._worker: Worker | None = None
         self._device: Device | None = None
-        self._total = 0
+        self._total = self._skipped = 0
         self._trials: list[Trial] = []
         self._new: list[Trial] = []
         self._messages: list[str] = []
@@ -198,7 +200,8 @@ class _Run:
                 complete = len(built) == self._total
         except Stopped:
             pass
-        return replace(self._outcome(), complete=complete, seconds=round(time.monotonic() - start - waited, 1))
+        seconds = round(time.monotonic() - start - waited, 1)
+        return replace(self._outcome(), complete=complete, seconds=seconds, skipped=self._skipped)
 
     def _outcome(self) -> Outcome:
         """The outcome so far."""
@@ -215,12 +218,13 @@ class _Run:
         job, device = self._job, self._device
         assert device is not None
         compilation = Compilation(job.spec)
-        ranked = [*enumerate(candidates(compilation, job.rows, device.arch)[: job.trials])]
-        self._total = len(ranked)
+        ranked = candidates(compilation, job.rows, device.arch)
+        self._total = min(job.trials, len(ranked))
         self._report(0)
-        built = build_all(
-            compilation, ranked, device.arch, seconds=BUILD_SHARE * job.seconds, stopped=self._listener.stopped
-        )
+        seconds, stopped = BUILD_SHARE * job.seconds, self._listener.stopped
+        found = build_trials(compilation, ranked, device.arch, job.trials, seconds=seconds, stopped=stopped)
+        built, self._skipped = [*found.candidates], found.skipped
+        self._total = len(built) + found.left
         ranks = {self._trial(c).identity: c.rank for c in built}
         # The ranks are those of the current model, which may differ from those of the recorded trials.
         self._trials = [replace(t, rank=ranks[t.identity]) for t in job.known if t.identity in ranks]

@@ -22,7 +22,9 @@ from lngen.tune.job import Choice, Outcome
 from lngen.tune.trials import STATUSES, Trial
 from lngen.version import __version__
 
-REPORT_COLUMNS = ("spec", "rows", "us", "of reference", "over default", "ties", "tried", "correct", "s", "schedule")
+REPORT_COLUMNS = (
+    "spec", "rows", "us", "of reference", "over default", "ties", "tried", "correct", "skipped", "s", "schedule",
+)  # fmt: skip
 TIMESTAMP = "1970-01-01 00:00:00+00:00"
 INVALID = {"constraints": "InvalidConfig", "compile": "CompilationFailedConfig"}  # the others: RuntimeFailedConfig
 PARAMETERS = tuple(f.name for f in fields(Schedule))
@@ -37,7 +39,8 @@ MARKERS = dict(zip(STATUSES, "xv^sDo", strict=True))
 def report_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
     """A row of REPORT_COLUMNS per choice.
 
-    Its time; the times of the reference and of the default over it; the number of schedules that tie with it.
+    Its time; the times of the reference and of the default over it; the number of schedules that tie with it, and of
+    those that were not compiled because one like them spills.
     """
     for o in outcomes:
         if o.choice is None:
@@ -46,7 +49,7 @@ def report_rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[object, ...]]:
         share = f"{1 / t.ratio:.3f}" if t.reference else "-"
         gain = f"{_default(o).ratio / t.ratio:.3f}"
         correct = sum(x.status == "correct" for x in o.trials)
-        counts = len(o.choice.ties) - 1, len(o.trials), correct
+        counts = len(o.choice.ties) - 1, len(o.trials), correct, o.skipped
         yield o.spec, o.rows, t.us_median, share, gain, *counts, o.seconds, t.schedule
 
 
@@ -89,6 +92,7 @@ def report_json(o: Outcome) -> dict[str, Any]:
         "statuses": {s: n for s in STATUSES if (n := sum(t.status == s for t in o.trials))},
         "trials": [t.to_json() for t in o.trials],
         "complete": o.complete,
+        "skipped": o.skipped,
         "messages": [*o.messages],
         "error": o.error,
         "seconds": o.seconds,

@@ -16,7 +16,7 @@ from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.toolchain import Binary, Resources
 from lngen.tune import candidates as builds
-from lngen.tune.candidates import Candidate, build, build_all, candidates, ranking
+from lngen.tune.candidates import Candidate, build, build_all, build_trials, candidates, ranking
 from tune_cases import (
     AMPLE,
     SPEC,
@@ -29,11 +29,12 @@ pytestmark = pytest.mark.usefixtures("private_gpus")
 def test_the_best_of_every_kind_is_tried_early(text: str) -> None:
     """In turn with the ranking, so that a model that is wrong about a kind does not keep it from being tried."""
     spec = parse_spec(text)
-    listed, tried = ranking(spec, 4096, "sm_90"), candidates(Compilation(spec), 4096, "sm_90")
-    assert tried[0] == Compilation(spec).schedule("sm_90", rows=4096)
+    rows = 2**20  # more than any grid
+    listed, tried = ranking(spec, rows, "sm_90"), candidates(Compilation(spec), rows, "sm_90")
+    assert tried[0] == Compilation(spec).schedule("sm_90", rows=rows)
     assert sorted(tried) == sorted(listed)
     assert len(set(tried)) == len(tried)
-    assert tried == candidates(Compilation(spec), 4096, "sm_90")
+    assert tried == candidates(Compilation(spec), rows, "sm_90")
     first = tried[:64]
     for kind in ("form", "single_launch", "row_in_registers", "cached_weights"):
         assert {getattr(s, kind) for s in first} == {getattr(s, kind) for s in listed}, kind
@@ -57,6 +58,79 @@ def test_ranks_and_kinds_take_turns_after_the_default(monkeypatch: pytest.Monkey
     assert sorted(found) == sorted(expected)
     assert [s for s in found if s in (streamed, kept)] == [streamed, kept]
     assert found[:6] == expected[:6]
+
+
+@pytest.mark.parametrize("rows", [16, 200])
+def test_of_grids_that_are_no_smaller_than_the_work_one_is_tried(rows: int) -> None:
+    """132 blocks or more with 16 rows: no block takes a second row group, so what is between rows has nothing to do."""
+    compilation = Compilation(parse_spec("rmsnorm.fwd:d=640,dtype=f32"))
+    listed, tried = ranking(compilation.spec, rows, "sm_90"), candidates(compilation, rows, "sm_90")
+    between = {"stages": 0, "grid": 0, "early_release": False, "dynamic": False}
+
+    def idle(s: Schedule) -> bool:
+        return s.grid * s.rows_per_block >= rows
+
+    def alike(found: list[Schedule]) -> list[Schedule]:
+        return [replace(s, blocks_per_sm=1, **between) for s in found if idle(s)]  # type: ignore[arg-type]
+
+    assert len(alike(tried)) == len({*alike(tried)}) < len(alike(listed)) / 5
+    assert {*alike(tried)} == {*alike(listed)}
+    assert {s for s in listed if not idle(s)} == {s for s in tried if not idle(s)}
+    assert (rows == 16) == all(idle(s) for s in tried if s.form == "tma")
+    assert not any(s.dynamic for s in tried if idle(s))
+
+
+def test_the_default_stays_whatever_its_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Schedule("tma", 32, 2, 4, stages=2, grid=132, row_in_registers=True)
+    default = replace(small, blocks_per_sm=2, stages=3, grid=264, dynamic=True)
+    monkeypatch.setattr(builds, "ranked", lambda *of, **rows: [small, default, replace(small, stages=4)])
+    monkeypatch.setattr(Compilation, "schedule", lambda *of, **rows: default)
+    compilation = Compilation(parse_spec(SPEC))
+    assert candidates(compilation, 16, "sm_90") == [default]
+    assert candidates(compilation, 300, "sm_90") == [default, small, replace(small, stages=4)]
+
+
+def spilling(monkeypatch: pytest.MonkeyPatch, bytes_of: dict[Schedule, int]) -> list[Schedule]:
+    """Building tells what spills, and is remembered."""
+    built: list[Schedule] = []
+
+    def fake(compilation: Compilation, s: Schedule, rank: int, arch: str) -> Candidate:
+        built.append(s)
+        spilled = bytes_of.get(s, 0)
+        return Candidate(s, rank, "compile" if spilled else "correct", spilled=spilled)
+
+    monkeypatch.setattr(builds, "build", fake)
+    return built
+
+
+def test_what_spills_is_no_trial_and_others_like_it_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilation = Compilation(parse_spec(SPEC))
+    wide = Schedule("tma", 32, 4, 8, stages=2, grid=132, cached_weights=True)  # 255 registers
+    narrow = replace(wide, blocks_per_sm=5)  # 96 registers
+    clean = [replace(wide, form="cp_async", stages=n) for n in range(2, 2 + builds.WAVE)]
+    like_narrow = [replace(narrow, stages=3), replace(narrow, blocks_per_sm=6), replace(narrow, dynamic=True)]
+    other = replace(narrow, cached_weights=False)
+    listed = [*clean[:8], narrow, *clean[8:], *like_narrow, wide, other, replace(wide, stages=7)]
+    built = spilling(monkeypatch, {narrow: 100})
+    found = build_trials(compilation, listed, "sm_90", 18)
+    assert [c.schedule for c in found.candidates] == [s for s in listed[:-1] if s not in like_narrow]
+    assert {*built} == {c.schedule for c in found.candidates}
+    assert [c.rank for c in found.candidates] == [listed.index(c.schedule) for c in found.candidates]
+    assert (found.skipped, found.left) == (3, 0)
+    # A few bytes say nothing about others, and neither does a schedule of its own kind.
+    spilling(monkeypatch, {narrow: builds.CERTAIN})
+    assert build_trials(compilation, listed, "sm_90", 99).skipped == 0
+
+
+def test_trials_that_there_was_no_time_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    compilation = Compilation(parse_spec(SPEC))
+    listed = candidates(compilation, 4096, "sm_90")[:40]
+    spilling(monkeypatch, dict.fromkeys(listed, 8))
+    assert build_trials(compilation, listed, "sm_90", 30).left == 0
+    found = build_trials(compilation, listed, "sm_90", 30, seconds=-1.0)
+    assert 1 <= len(found.candidates) <= builds.WAVE
+    assert found.left == min(30, 40 - len(found.candidates))
+    assert build_trials(compilation, [], "sm_90", 30) == builds.Built(())
 
 
 def test_candidates_are_built_on_any_executor_in_rank_order() -> None:
@@ -90,7 +164,7 @@ def test_an_illegal_a_refused_and_a_spilling_candidate_say_why(monkeypatch: pyte
     spilling = build(Compilation(spec), good, 0, "sm_90")
     assert (spilling.status, spilling.image) == ("compile", b"")
     assert spilling.reason == "spills, in bytes a thread: rows 48"
-    assert (spilling.registers, spilling.shared) == (255, 128)
+    assert (spilling.registers, spilling.shared, spilling.spilled) == (255, 128, 48)
 
     def no_structure(*_: Any) -> Any:
         raise LowerError("no structure carries it.")

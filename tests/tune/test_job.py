@@ -13,8 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tune_fakes
+from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
+from lngen.problem import Schedule
+from lngen.tune import candidates as builds
 from lngen.tune import job, trials
+from lngen.tune.candidates import Candidate
 from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, Outcome, choose, finalists, noise, run_job
 from lngen.tune.trials import Device, Trial
 from lngen.tune.tuner import tune
@@ -210,3 +214,22 @@ def test_trials_of_another_device_compiler_or_kernel_do_not_count(fake: Fake, tm
         fake.log.unlink()
         run_job(make_job(known=tuple(replace(t, **change) for t in known)))
         assert len(fake.asked("check")) == TRIED
+
+
+def test_what_spills_is_recorded_and_no_trial(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job measures as many candidates as it may, and the others like the one that spills are counted."""
+    real = builds.build
+
+    def build(compilation: Compilation, schedule: Schedule, rank: int, arch: str) -> Candidate:
+        made = real(compilation, schedule, rank, arch)
+        return replace(made, status="compile", reason="spills", image=b"", spilled=99) if rank == 1 else made
+
+    monkeypatch.setattr(builds, "build", build)
+    monkeypatch.setattr(builds, "WAVE", 2)
+    found = run_job(make_job())
+    assert [t.rank for t in found.trials if t.status == "compile"] == [1]
+    tried = [t.rank for t in found.trials if t.status == "correct"]
+    assert len(tried) == TRIED
+    assert found.skipped == len({*range(tried[-1] + 1)} - {1, *tried}) > 0
+    assert found.complete
+    assert fake.asked("check") == [f"check {rank}" for rank in tried]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from tune_cases import SCHEDULES, SPEC, TRIED, Fake, few
 def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
     printed = prints(*few("--plot", "a.svg", "--export", "t4", "t4.json"))
     assert SCHEDULES[2] in printed
+    assert printed.splitlines()[-1] == (
+        "To use these schedules, build with 'lngen build SPEC --lock lngen.lock.toml', or call lngen.compile(..., "
+        "lock='lngen.lock.toml')."
+    )
     cells = [cell.strip() for cell in printed.splitlines()[2].split("|")]
     assert float(cells[4]) == pytest.approx(0.8, abs=0.01)  # of the reference
     assert float(cells[5]) == pytest.approx(1.2, abs=0.01)  # over the default
@@ -34,11 +39,33 @@ def test_tune_prints_locks_draws_and_exports(command: Fake) -> None:
     (tuned,) = json.loads(prints(*few("--json", "--export", "kernel-tuner", "kt.json")))["tuned"]
     assert tuned["chosen"]["schedule"] == SCHEDULES[2]
     assert tuned["statuses"] == {"correct": TRIED}
-    assert tuned["complete"] is True
+    assert (tuned["complete"], tuned["skipped"]) == (True, 0)
     assert len(tuned["trials"]) == TRIED
     assert command.asked() == []
     assert Path("lngen.lock.toml").read_bytes() == locked
     assert Path("kt.json").read_text().endswith("}\n}")
+
+
+def test_each_job_has_its_picture_and_its_export(command: Fake) -> None:
+    """Named after what there are several of: SPECs, numbers of rows."""
+    other = "softmax.fwd:d=64"
+    views = "--plot", "out/a.svg", "--export", "t4", "out/a.json"
+    prints(*few("--rows", "64,4096", *views))
+    assert {p.name for p in Path("out").iterdir()} == {f"a-{m}.{end}" for m in (64, 4096) for end in ("svg", "json")}
+    drawn = {p.name: p.read_bytes() for p in Path("out").iterdir()}
+    assert f"{SPEC}, 64 rows" in Path("out/a-64.svg").read_text()
+    shutil.rmtree("out")
+    prints(*few("--rows", "64,4096", *views, "--frozen"))
+    assert {p.name: p.read_bytes() for p in Path("out").iterdir()} == drawn
+    shutil.rmtree("out")
+    assert "holds no trials of" in fails(2, *few("--rows", "64,2", *views, "--frozen"))
+    assert not Path("out").exists()
+    prints(*few(other, "--rows", "64", "--plot", "out/a.svg"))
+    slugs = {parse_spec(s).slug for s in (SPEC, other)}
+    assert {p.name for p in Path("out").iterdir()} == {f"a-{slug}.svg" for slug in slugs}
+    command(too_large=True)
+    assert call(*few("--database", "u.jsonl", "--rows", "1,2", "--plot", "none.svg")).exit_code == 1
+    assert not [*Path().glob("none*")]
 
 
 def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +191,7 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ([], "tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone"),
         ([SPEC, "--merge", "a"], "or else --merge alone"),
         ([SPEC, "--frozen", "--ranking"], "or neither"),
-        ([SPEC, "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
-        ([SPEC, "--frozen", "--rows", "1,2", "--plot", "a.png"], "show one SPEC at one number of rows"),
+        ([SPEC, "--rows", "1,2", "--plot", "a.pdf"], "expected to end in .png or .svg"),
         ([SPEC, "--ranking", "--plot", "a.png"], "show trials, but --merge and --ranking have none"),
         (["--merge", "a", "--export", "t4", "b"], "show trials, but --merge and --ranking have none"),
         ([SPEC, "--rows", "1,x"], "expected whole numbers, separated by commas, each from 1"),

@@ -68,7 +68,7 @@ def test_jobs_run_side_by_side_one_process_per_gpu(fake: Fake, tmp_path: Path) -
 def test_any_executor_runs_jobs_and_their_trials_are_kept(fake: Fake, tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         heard = Heard()
-        report = tune([make_job(), make_job(rows=7)], tmp_path / "t", executor=pool, listener=heard)
+        report = tune([make_job(), make_job(rows=4097)], tmp_path / "t", executor=pool, listener=heard)
     assert [chosen(o) for o in report.outcomes] == [SCHEDULES[2]] * 2
     assert len(trials.read(tmp_path / "t").trials) == len(heard.trials) == 20
 
