@@ -16,7 +16,7 @@ import numpy as np
 
 from lngen import config
 from lngen.bench.store import source_digest
-from lngen.bench.tasks import LATENCY
+from lngen.bench.tasks import FEW_ROWS, LATENCY
 from lngen.devices import Device
 from lngen.errors import MissingError, ScheduleError
 from lngen.explain.subject import Subject
@@ -83,7 +83,7 @@ def _benched(path: Path, spec: str) -> Iterator[Record]:
     for p in (p for p in data.get("points", ()) if p["spec"] == spec):
         yield from (Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in p["us"].items())
     about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
-    for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") != LATENCY):
+    for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") not in (LATENCY, *FEW_ROWS)):
         if r.get("schedule") and r.get("us_median"):
             calls = CALLS["begins while" not in about.get(f"provider {r['provider']}", about["method"])]
             made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == today else "earlier"
