@@ -59,13 +59,8 @@ def explain_command(
     """
     from lngen.explain import Section, Subject, explain
 
-    if only is not None and why_not is not None:
-        raise click.UsageError("--why-not answers alone; leave --only out.")
-    names = split(only) if only is not None else SECTIONS
-    unknown = next((n for n in names if n not in SECTIONS), None)
-    if unknown is not None or not names:
-        raise click.UsageError(f"--only expects some of {', '.join(SECTIONS)}, got '{unknown or only}'.")
-    changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, schedule, rows, device))
+    names = _sections(only, why_not)
+    changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, why_not, schedule, rows, device))
     _check_pages(spec, html, every, changed, compared)
     if html is not None and every:
         from lngen.explain.page import golden_pages
@@ -94,6 +89,17 @@ def explain_command(
         others = [version(subject, arches[0], other) for other in compared]
         return _write({html: page(subject, sections, built(kernels, arches[0]), others)}, output)
     output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
+
+
+def _sections(only: str | None, why_not: str | None) -> tuple[str, ...]:
+    """The sections that are asked for; UsageError for one that does not exist, or beside --why-not."""
+    if only is not None and why_not is not None:
+        raise click.UsageError("--why-not answers alone; leave --only out.")
+    names = split(only) if only is not None else SECTIONS
+    unknown = next((n for n in names if n not in SECTIONS), None)
+    if unknown is not None or not names:
+        raise click.UsageError(f"--only expects some of {', '.join(SECTIONS)}, got '{unknown or only}'.")
+    return names
 
 
 def _check_pages(spec: str | None, html: Path | None, every: bool, changed: bool, compared: tuple[str, ...]) -> None:

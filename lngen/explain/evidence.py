@@ -230,7 +230,9 @@ class Evidence:
                 return Verdict("measured", short, f"{short}, {failed.reason} ({run})")
         us, mine = self.expected(other, chosen).tolist()
         error, change = self.stated.apart_most, percent(us / mine)
-        sentence = f"predicted {change}, {us:.4g} us against {mine:.4g}, the error is {percent(math.exp(error))[1:]}"
+        sentence = (
+            f"predicted {change}, {us:.4g} us against {mine:.4g}; the model's error is {percent(math.exp(error))[1:]}"
+        )
         if abs(math.log(us / mine)) > error:
             return Verdict("predicted", f"predicted {change}", sentence, (us, mine))
         return Verdict("unknown", f"cannot tell ({change})", sentence, (us, mine))

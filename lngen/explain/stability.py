@@ -60,7 +60,7 @@ def _listed(found: Found) -> list[str]:
         guard = f"guard: {hazard.guard}" if hazard.guard else ""
         lines.append(f"{print_eqn(first)}   ({hazard.name})")
         lines += [line for text in (hazard.risk + likewise, guard) for line in wrapped(text, "  ", "  ")]
-    return lines or ["nothing that lngen knows"]
+    return lines or ["none of the hazards that lngen looks for"]
 
 
 class _Few(GraphSuite):

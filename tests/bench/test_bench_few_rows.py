@@ -107,7 +107,9 @@ def test_one_that_works_in_place_gets_its_own_x(few_sets: None) -> None:
     read, written = ready.ends(1)
     assert read is written is ready.results(1)["y"]
     assert read is not case.sets[1]["x"]
-    read, written = Ceiling("copy").prepare(case).ends(1)  # type: ignore[misc]
+    copied = Ceiling("copy").prepare(case)
+    assert copied.ends is not None
+    read, written = copied.ends(1)
     assert read.shape == written.shape == (3, 32)
 
 

@@ -24,7 +24,7 @@ TRIED = ("forward", "backward, one launch", "two distances", "two distances, add
 def test_all_calls_are_clean(folder: Path, library: Path, tmp_path: Path, sanitizers: str) -> None:
     """Every call of the driver fails once; threads load and launch at the same time."""
     known, pack = CLibrary(library, folder), Pack(folder)
-    tried = {group: (known.structs[group], pack.described(spec)) for group, spec, *_ in map(CASES.get, TRIED)}  # type: ignore[misc]
+    tried = {group: (known.structs[group], pack.described(spec)) for group, spec, *_ in (CASES[name] for name in TRIED)}
     (tmp_path / "calls.c").write_text(calls(tried, known.dtypes), encoding="utf-8")
     tampered = shutil.copytree(folder, tmp_path / "tampered")
     for path in tampered.glob("*.cubin"):

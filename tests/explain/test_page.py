@@ -144,6 +144,7 @@ def test_bad_requests_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "name a spec, or add --all" in fails(2, "explain", *short[2:])
     assert "--compare is shown on a page; add --html FILE" in fails(2, *short[:2], "--compare", "vec=4")
     assert "--all takes --html DIR alone" in fails(2, *short, "--all")
+    assert "--all takes --html DIR alone" in fails(2, "explain", "--all", "--html", tmp_path, "--why-not", "vec=4")
     assert "vec divides" in fails(2, *short, "--compare", "vec=3")
     assert "expected to be a pack" in fails(2, *short, "--compare", tmp_path)
     sass._text.cache_clear()
