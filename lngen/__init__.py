@@ -6,6 +6,7 @@ neither CuPy nor PyTorch is imported before it is needed.
 
     compile                   a callable norm: ``lngen.compile("layernorm", d=4096, dtype="bf16")``
     build, verify, load       packs of kernels: made ahead of time, checked, launched without a compiler
+    overlap_captured          in a CUDA graph, calls that begin while the kernel before them ends
     parse_spec, Spec          what is specialised on: ``layernorm.bwd:d=4096,dtype=bf16``
     parse_schedule, Schedule  what may change speed and never a bit
     GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and the parts of a new one
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from lngen.errors import LngenError
     from lngen.graphs import GRAPHS, Definition, GraphBuilder
     from lngen.ir import D, M
+    from lngen.launch.early import overlap_captured
     from lngen.launch.pack import load
     from lngen.problem import Schedule, parse_schedule
     from lngen.runtime.norm import compile
@@ -55,6 +57,7 @@ __all__ = [
     "ir",
     "load",
     "lower",
+    "overlap_captured",
     "parse_schedule",
     "parse_spec",
     "passes",
@@ -76,6 +79,7 @@ _HOMES = {
     "build": "aot.build",
     "compile": "runtime.norm",
     "load": "launch.pack",
+    "overlap_captured": "launch.early",
     "parse_schedule": "problem",
     "parse_spec": "spec",
     "verify": "aot.verify",

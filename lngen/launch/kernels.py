@@ -34,6 +34,7 @@ from .driver import (
     resident_blocks,
     zero,
 )
+from .early import OverlappingLaunch, kernel_sets
 
 Described = Mapping[str, Any]  # a kernel set, or a part of it, as a manifest has it
 NO_VALUES: Mapping[str, int] = MappingProxyType({})
@@ -66,8 +67,8 @@ class Loaded:
 
     described  the kernel set
     image      a cubin or fatbin that fits the device, or PTX
-    overlap    a call may start while earlier work on the stream drains. It costs time behind work that does not trigger
-               it (lngen/docs/performance.md). The kernels of one call overlap anyway.
+    overlap    a call may start while earlier work on the stream drains. Outside a capture this costs time behind work
+               that does not trigger it (lngen/docs/performance.md). The kernels of one call overlap anyway.
     requested  from registers per thread, in launch order: bytes of dynamic shared memory for each kernel. Without it
                they are what the kernels use at least.
     """
@@ -96,6 +97,8 @@ class Loaded:
             for kernel, function, shared in zip(self.kernels, self.functions, self.shared):
                 allow_shared(function, shared)
                 allow_cluster(function, kernel["cluster"])
+        if self.dependent:
+            kernel_sets.update(dict.fromkeys(self.functions, self))
 
     def fits(self) -> bool:
         """True if all blocks of each cooperative kernel can run at the same time, with any number of rows."""
@@ -195,7 +198,8 @@ class Bound:
                 f"{max(grid)}; call it for fewer rows at a time."
             )
         function, shared = loaded.functions[place], loaded.shared[place]
-        return Launch(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
+        kind = OverlappingLaunch if loaded.dependent and loaded.overlap and place == 0 else Launch
+        return kind(function, grid, kernel["block"], shared, attributes, table, kernel["name"])
 
     def __call__(self, pointers: Sequence[int], workspace: int, stream: int) -> None:
         """Launch on ``stream``: pointers of the inputs, then of the outputs; ``workspace`` of workspace_bytes.

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from c_calls import INT_MAX, STATUS, Function, c_function, number, refuse_if, room, text_of, write
+from fake_graphs import Graphs, Node
 from fake_images import Image, content_at, made_up_cubin, pack_images
 from fake_launches import Entries, Launched, Loaded, launch_of, occupancy, runner
 from fake_memories import Memories
@@ -40,7 +41,7 @@ OF_CONTEXT, OF_MEMORY_TYPE, OF_DEVICE = 1, 2, 9
 CONTEXTS = 1 << 20  # the handle of the first device's primary context
 
 
-class FakeDriver:
+class FakeDriver(Graphs):
     """A driver and its GPUs, all of one kind.
 
     refuse      the status of functions that fail, by their names
@@ -62,6 +63,7 @@ class FakeDriver:
         version: int = 13000,
         devices: int = 1,
     ) -> None:
+        super().__init__()
         self.capability, self.name, self.version, self.devices = capability, name, version, devices
         self.attributes = attributes_of(device_for("sm_{}{}".format(*capability)), capability, multiprocessors)
         self.refuse: dict[str, int] = {}
@@ -170,9 +172,10 @@ class FakeDriver:
         for kept in self._kept.pop(capture, []):
             self._destructors.pop(kept)()
 
-    def _enqueue(self, stream: int, work: Callable[[], None]) -> None:
-        """Do it now, or when the graph is replayed into which the stream is captured."""
+    def _enqueue(self, stream: int, work: Callable[[], None], *launched: Any) -> None:
+        """Do it now, or when the graph is replayed into which the stream is captured; of a kernel what is launched."""
         if capture := self.captures.get(stream, 0):
+            self.append(capture, Node(*launched))
             self._captured.setdefault(capture, []).append(work)
         else:
             work()
@@ -429,7 +432,7 @@ class FakeDriver:
         refuse_if(not occupancy(f, launched.threads, launched.shared, self.attributes), "LAUNCH_OUT_OF_RESOURCES")
         self.launched.append(launched)
         run = runner(f, launched, self.memories.of(self.device), self.order)
-        self._enqueue(launched.stream, lambda: self._check(run()))
+        self._enqueue(launched.stream, lambda: self._check(run()), number(function), launched)
 
     def _check(self, found: tuple[Finding, ...]) -> None:
         self.findings += found
