@@ -146,7 +146,7 @@ def overlap_captured(stream: Any) -> int:
 
     stream   a pointer, or a stream of PyTorch or CuPy. Every call of lngen in this process that the graph holds so far
              counts, by whatever way: ``lngen.torch``, packs, ``lngen.compile`` (with ``overlap=True`` it is done in the
-             call). Not those in graphs within the graph, nor those of the C library::
+             call). Not those in graphs within the graph, nor those of the C library and of a hub package::
 
                  with torch.cuda.graph(graph):
                      out = model(x)

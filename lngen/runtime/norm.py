@@ -48,9 +48,10 @@ def compile(
     schedule  changes of the default schedule, per direction: ``{"fwd": "threads=256", "bwd": ""}``
     lock      a file that ``lngen tune`` wrote: on a GPU in that file, the schedule tuned for the nearest number of rows
               replaces the default; it changes no bit
-    overlap   on sm_90 and newer, a call may start while the kernel before it on the stream drains. It gains time only
-              behind a kernel that allows it (griddepcontrol.launch_dependents), such as some GEMMs and another norm
-              of lngen. It costs time behind all others.
+    overlap   on sm_90 and newer, a call may start while the kernel before it on the stream drains. In the capture of a
+              CUDA graph it does where that gains time; ``lngen.overlap_captured`` says where, and when not to use it.
+              Otherwise it gains time only behind a kernel that allows it (griddepcontrol.launch_dependents), such as
+              some GEMMs and another norm of lngen, and costs time behind all others.
     options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, strides, and those of the
               graph, such as gamma and beta (``lngen list``); with ``eps="run"`` every call of forward gives eps
 

@@ -17,6 +17,7 @@ from lngen.errors import LngenError
 from lngen.launch import driver, early
 from lngen.launch.driver import MAX_DYNAMIC_SHARED_SIZE_BYTES, PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.runtime.launcher import Launcher
+from paths import ROOT
 from plans import plan_of
 from schedules import registers
 
@@ -81,6 +82,19 @@ def test_a_kernel_starts_early_where_there_is_room(
     call(made, rows)
     assert edges(gpu) == [[], [edge]]
     assert gpu.launched[-1].attributes == {}
+
+
+def test_the_rule_loses_at_no_gemm_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows, D, K, us behind the end of the GEMM, with the attribute, and early; and the GEMM's blocks."""
+    monkeypatch.setattr(early, "resident_blocks", lambda *kernel: 1)
+    lines = [line.split() for line in (ROOT / "generated/bench/h100-early.txt").read_text().splitlines()]
+    gains = []
+    for rows, _, _, end, _, begun, blocks in (n for n in lines if len(n) == 7 and n[0].isdigit()):
+        before, own = (early._Kernel(1, (int(n), 1, 1), (384, 1, 1)) for n in (blocks, rows))
+        if early._port(before, own, 132):
+            gains.append(float(end) - float(begun))
+    assert len(gains) == 10
+    assert min(gains) > 0.4
 
 
 def test_the_attribute_is_for_launches_outside_a_capture_and_for_later_kernels(gpu: FakeDriver) -> None:
