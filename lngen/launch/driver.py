@@ -38,7 +38,7 @@ MOVE = 1
 SEMAPHORE_BYTES = 32  # of sem_t on Linux, on 64 bits
 
 # CUfunction_attribute
-NUM_REGS = 4
+NUM_REGS, PTX_VERSION = 4, 5
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 PORTABLE_CLUSTER = 8
@@ -238,9 +238,18 @@ class Module:
 
 def registers(function: int) -> int:
     """Registers per thread of a function."""
+    return _reported(function, NUM_REGS, "registers")
+
+
+def virtual_arch(function: int) -> int:
+    """The arch of the PTX that a function was made from, 90 for sm_90; 0 if its code does not say."""
+    return _reported(function, PTX_VERSION, "PTX version")
+
+
+def _reported(function: int, key: int, name: str) -> int:
     number = ctypes.c_int()
-    status = library().cuFuncGetAttribute(ctypes.byref(number), NUM_REGS, ctypes.c_void_p(function))
-    _check(status, "The driver does not report the registers of a kernel")
+    status = library().cuFuncGetAttribute(ctypes.byref(number), key, ctypes.c_void_p(function))
+    _check(status, f"The driver does not report the {name} of a kernel")
     return number.value
 
 

@@ -32,6 +32,7 @@ from .driver import (
     on,
     registers,
     resident_blocks,
+    virtual_arch,
     zero,
 )
 from .early import OverlappingLaunch, kernel_sets
@@ -85,9 +86,7 @@ class Loaded:
         self.tensors = tuple(t["name"] for t in described["tensors"])
         self.kernels: Sequence[Described] = described["kernels"]
         self.gpu = gpu(device)
-        # Kernels wait for the previous one, so they may be launched early; see templates/include/lngen/launch.cuh.
-        needed = described["programmatic_stream_serialization"]["minimum_arch"]
-        self.dependent = 10 * self.gpu.capability[0] + self.gpu.capability[1] >= int(needed[3:])
+        needed = int(described["programmatic_stream_serialization"]["minimum_arch"][3:])
         with on(self.gpu.context):
             self._module = Module(image, described["name"])
             self.functions = [self._module.function(k["name"]) for k in self.kernels]
@@ -97,6 +96,10 @@ class Loaded:
             for kernel, function, shared in zip(self.kernels, self.functions, self.shared):
                 allow_shared(function, shared)
                 allow_cluster(function, kernel["cluster"])
+            # Kernels wait for the previous one, so they may be launched early; see templates/include/lngen/launch.cuh.
+            # Those from the PTX of an older arch do not.
+            here = 10 * self.gpu.capability[0] + self.gpu.capability[1]
+            self.dependent = here >= needed and (virtual_arch(self.functions[0]) or here) >= needed
         if self.dependent:
             kernel_sets.update(dict.fromkeys(self.functions, self))
 

@@ -17,6 +17,7 @@ from lngen.errors import LngenError
 from lngen.launch import driver, early
 from lngen.launch.driver import MAX_DYNAMIC_SHARED_SIZE_BYTES, PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.runtime.launcher import Launcher
+from lngen.toolchain import compile_ptx
 from paths import ROOT
 from plans import plan_of
 from schedules import registers
@@ -177,19 +178,17 @@ def test_a_stream_that_captures_nothing_is_refused(gpu: FakeDriver, stream: Any)
         lngen.overlap_captured(stream)
 
 
-def test_older_gpus_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = started(capability=(8, 0))
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_kernels_without_a_wait_do_not_start_early(
+    capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of an older arch, on its GPUs, and on a newer GPU that compiles their PTX."""
+    old = started(capability=capability, version=13090)
     monkeypatch.setattr(driver, "library", lambda: old)
+    plan = plan_of(BACKWARD, registers(8, 64, 4))
+    made = Launcher(plan, compile_ptx(emit(plan), "sm_80").encode(), 0, overlap=True)
     old.captures = {STREAM: GRAPH}
-    made = loaded(old)
     before(old)
     call(made)
     assert lngen.overlap_captured(STREAM) == 0
-    assert edges(old) == [[], [WAITS]]
-
-
-def test_the_structures_are_those_of_a_graph() -> None:
-    """cuda.h: CUgraphEdgeData has 8 bytes, and in CUDA_KERNEL_NODE_PARAMS pointers follow seven numbers."""
-    kernel = early._Kernel
-    assert (ctypes.sizeof(early._Edge), ctypes.sizeof(kernel)) == (8, 72)
-    assert (kernel.shared.offset, kernel.arguments.offset, kernel.kernel.offset) == (32, 40, 56)
+    assert edges(old) == [[], [WAITS], [WAITS]]

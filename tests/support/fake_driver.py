@@ -22,7 +22,7 @@ from fake_graphs import Graphs, Node
 from fake_images import Image, content_at, made_up_cubin, pack_images
 from fake_launches import Entries, Launched, Loaded, launch_of, occupancy, runner
 from fake_memories import Memories
-from lngen.devices import Device, device_for
+from lngen.devices import Device, capability, device_for
 from lngen.ptx.outcome import Finding
 from lngen.toolchain import compile_ptx
 
@@ -30,7 +30,8 @@ from lngen.toolchain import compile_ptx
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR, SHARED_OPTIN = 16, 75, 76, 97
 
 # CUfunction_attribute
-MAX_THREADS, STATIC_SHARED, NUM_REGS, BINARY_VERSION, DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 0, 1, 4, 6, 8, 14
+MAX_THREADS, STATIC_SHARED, NUM_REGS, PTX_VERSION, BINARY_VERSION = 0, 1, 4, 5, 6
+DYNAMIC_SHARED, NON_PORTABLE_CLUSTER = 8, 14
 
 # CUjit_option
 ERROR_LOG, ERROR_LOG_SIZE = 5, 6
@@ -323,7 +324,8 @@ class FakeDriver(Graphs):
         version = int("".join(c for c in f.owner.image.arch if c.isdigit()) or 0)
         known = {
             MAX_THREADS: f.most_threads, STATIC_SHARED: f.static, NUM_REGS: f.registers, BINARY_VERSION: version,
-            DYNAMIC_SHARED: f.allowed_shared, NON_PORTABLE_CLUSTER: int(f.any_cluster),
+            PTX_VERSION: capability(f.owner.image.module.target), DYNAMIC_SHARED: f.allowed_shared,
+            NON_PORTABLE_CLUSTER: int(f.any_cluster),
         }  # fmt: skip
         refuse_if(number(attribute) not in known)
         write(value, ctypes.c_int, known[number(attribute)])

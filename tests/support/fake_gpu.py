@@ -216,8 +216,9 @@ class FakeGpu:
         return self.status
 
     def cuFuncGetAttribute(self, number: Any, attribute: int, function: Any) -> int:
-        assert attribute == driver.NUM_REGS
-        number._obj.value = self.registers(function.value)
+        assert attribute in (driver.NUM_REGS, driver.PTX_VERSION)
+        registers = attribute == driver.NUM_REGS
+        number._obj.value = self.registers(function.value) if registers else self._capability
         return self.status
 
     def cuGetErrorName(self, status: int, text: Any) -> int:
