@@ -45,9 +45,12 @@ def slow() -> Callable[..., None]:
     kernel.max_dynamic_shared_size_bytes = WHOLE
 
     def call(source: Any, x: Any, grid: int, shared: int = 0) -> None:
-        with cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream):
-            given = np.intp(source.data_ptr()), np.intp(x.data_ptr()), np.int32(x.numel()), np.int64(40000)
-            kernel((grid,), (128,), given, shared_mem=shared)
+        pointers = map(ctypes.c_void_p, (source.data_ptr(), x.data_ptr()))
+        given = *pointers, ctypes.c_int(x.numel()), ctypes.c_longlong(40000)
+        table = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
+        driver.Launch(kernel.kernel.ptr, (grid, 1), 128, shared, {}, table, "slow")(
+            torch.cuda.current_stream().cuda_stream
+        )
 
     call(torch.zeros(1, device="cuda"), torch.zeros(1, device="cuda"), 1)  # loaded before a capture
     return call
