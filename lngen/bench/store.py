@@ -37,7 +37,7 @@ COLUMNS = (
     "note",
 )  # fmt: skip
 NO_POINTS = {"columns": COLUMNS, "points": []}
-JUDGED = {"tensor_bytes", "target", "met"}  # not written for few rows: reading works them out
+APART = {*COLUMNS, "tensor_bytes", "target", "met"}  # the last three are not written: reading works them out
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,7 @@ def _points(records: Sequence[Record]) -> str:
     """A list with one point of few rows a line: what its records share, and of each the columns up to the last set."""
 
     def shared(r: Record) -> dict[str, Any]:
-        left_out = {*COLUMNS, *JUDGED}
-        return {k: v for k, v in vars(r).items() if k not in left_out and v != getattr(Record, k, None)}
+        return {k: v for k, v in vars(r).items() if k not in APART and v != getattr(Record, k, None)}
 
     def row(r: Record) -> list[Any]:
         values = [getattr(r, name) for name in COLUMNS]

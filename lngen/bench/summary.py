@@ -9,16 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lngen.bench.records import (
-    OWN,
-    HostRecord,
-    Record,
-    Summary,
-    geometric_mean,
-    graph_key,
-    grouped,
-    summarise,
-)
+from lngen.bench.records import OWN, HostRecord, Record, Summary, geometric_mean, graph_key, grouped, summarise
 from lngen.bench.tasks import BETWEEN_GEMMS, FEW_ROWS, IN_TURN, LATENCY, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
@@ -45,12 +36,12 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -> Table:
-    table = Table(title=title, title_justify="left", show_footer=group[0].kind in FEW_ROWS)
-    table.add_column("rows x D", "least\nmean")
+    compared = grouped((r for r in group if r.ratio is not None), lambda r: r.provider)
+    table = Table(title=title, title_justify="left", show_footer=bool(compared) and group[0].kind in FEW_ROWS)
+    table.add_column("rows x D", "least\ngeometric mean")
     providers = unique(r.provider for r in group)
     for name in providers:
         table.add_column(name, justify="right")
-    compared = grouped((r for r in group if r.ratio is not None), lambda r: r.provider)
     for name, mine in compared.items():
         ratios = [r.ratio for r in mine if r.ratio is not None]
         footer = f"{min(ratios):.2f}\n{geometric_mean(ratios):.2f}"
@@ -58,9 +49,9 @@ def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -
     for (rows, d), point in grouped(group, lambda r: (r.rows, r.d)).items():
         here = {r.provider: r for r in point}
         cells = [cell(here[name]) if name in here else "-" for name in providers]
-        ratios_here = [_ratio(here.get(name)) for name in compared]
+        cells += [_ratio(here.get(name)) for name in compared]
         drifted = " ~" if any(r.drifted for r in point) else ""
-        table.add_row(f"{rows} x {d}{drifted}", *cells, *ratios_here)
+        table.add_row(f"{rows} x {d}{drifted}", *cells)
     return table
 
 
