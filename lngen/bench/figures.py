@@ -11,16 +11,17 @@ import importlib
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.records import OWN, VARIANT, Record, graph_key, grouped
+from lngen.bench.records import OWN, VARIANT, Record, geometric_mean, graph_key, grouped
 from lngen.bench.store import Saved
 from lngen.bench.summary import unique
-from lngen.bench.tasks import CEILINGS, FEW_ROWS, MB, OVERLAPPED, REGULAR, THROUGHPUT, is_ceiling
+from lngen.bench.tasks import CEILINGS, FEW_ROWS, MB, OVERLAPPED, THROUGHPUT, is_ceiling
 from lngen.errors import LngenError, MissingError
 from lngen.files import write_all
 from lngen.version import install_hint
@@ -35,6 +36,7 @@ PEERS = {  # colour, mark, name
     "flash-attn": ("#8c510a", "<", "flash-attn"),
     "mamba": ("#b8860b", ">", "Mamba"),
     "flashinfer": ("#56b4a9", "h", "FlashInfer"),
+    "flashinfer-pdl": ("#2f7f78", "H", "FlashInfer PDL"),
     "apex-fast": ("#7b5ea7", "P", "Apex fast"),
     "apex": ("#a08fc0", "X", "Apex"),
 }
@@ -289,52 +291,72 @@ def _regular(d: int) -> bool:
 
 # ---- a figure of few rows ----
 
-PANELS = 3  # in a line
+SHADES = ("#e98a4b", "#ffffff", "#6aa5dc")  # from half the best peer's speed over the same to one and a half
 
 
 @dataclass(frozen=True)
 class FewRows:
-    """The figure of a graph with few rows in one class: the fraction of the ceiling over rows, a panel per D."""
+    """The figure of few rows of a direction and dtype: the best peer's time over lngen's by rows and D.
 
-    key: tuple[str, str, str]
-    kind: str
+    A panel per graph and way to call lngen, down, and per class, across. ``records`` are lngen's.
+    """
+
+    key: tuple[str, str]
     records: Sequence[Record]
 
     @property
     def slug(self) -> str:
         """For a file's name."""
-        return re.sub(r"[^\w.-]+", "-", "-".join([*self.key, self.kind]))
+        return f"few-rows-{'-'.join(self.key)}"
 
     @property
     def size(self) -> tuple[float, float]:
         """Width and height in inches."""
-        return WIDTH, MARGIN + 2.2 * -(-len({r.d for r in self.records}) // PANELS)
+        panels, rows = ({(r.graph, r.provider) for r in self.records}, {r.rows for r in self.records})
+        return WIDTH, MARGIN + len(panels) * (0.6 + 0.22 * len(rows))
 
     def draw(self, figure: Any) -> None:
-        """A line per provider in each panel."""
-        widths, rows = (sorted({getattr(r, name) for r in self.records}) for name in ("d", "rows"))
-        names = sorted(unique(r.provider for r in self.records), key=order)
-        panels = figure.subplots(-(-len(widths) // PANELS), PANELS, sharex=True, squeeze=False)
-        for axes in panels.flat[len(widths) :]:
-            axes.set_axis_off()
-        for axes, d in zip(panels.flat, widths, strict=False):
-            for name in names:
-                mine = [(r.rows, r.fraction or 0.0, REGULAR) for r in self.records if (r.provider, r.d) == (name, d)]
-                _series(axes, name, mine, True, _colours(names).get(name, OTHER))
-            axes.set_title(f"D = {d}", loc="left", fontsize=9)
-            axes.grid(True, color=GRID, linewidth=0.7)
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(rows, [str(m) for m in rows])
-            axes.set_ylim(0.0, MOST_FRACTION)
-        graph, direction, dtype = self.key
-        title = f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.kind}: fraction of the ceiling over rows"
-        _title(figure, title, *panels.flat[0].get_legend_handles_labels())
+        """A field of cells in each panel."""
+        lines, kinds = unique((r.graph, r.provider) for r in self.records), unique(r.kind for r in self.records)
+        panels = figure.subplots(len(lines), len(kinds), squeeze=False)
+        for axes, ((graph, name), kind) in zip(panels.flat, product(lines, kinds), strict=True):
+            here = [r for r in self.records if (r.graph, r.provider, r.kind) == (graph, name, kind)]
+            _ratio_cells(axes, here)
+            ratios = [r.ratio for r in here if r.ratio is not None]
+            found = f"mean {geometric_mean(ratios):.2f}, least {min(ratios):.2f}" if ratios else "no times"
+            axes.set_title(f"{NAMES.get(name, name)} {graph}, {kind}: {found}", loc="left", fontsize=9)
+        for axes in panels[-1]:
+            axes.set_xlabel("D")
+        for axes in panels[:, 0]:
+            axes.set_ylabel("rows")
+        direction, dtype = self.key
+        title = f"few rows {DIRECTIONS[direction]}, {dtype}: lngen's speed over the fastest peer's (blue: ahead)"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+        best = Counter(NAMES.get(r.best_peer, r.best_peer) for r in self.records).most_common()
+        names = ", ".join(f"{name} ({count} cells)" for name, count in best)
+        figure.supxlabel(f"the fastest peer: {names}", x=0.01, ha="left", fontsize=8)
+
+
+def _ratio_cells(axes: Any, records: Sequence[Record]) -> None:
+    """Rows down, D across; in each cell the ratio and its shade."""
+    widths, rows = (sorted({getattr(r, name) for r in records}) for name in ("d", "rows"))
+    ratios = {(r.rows, r.d): r.ratio for r in records}
+    shades = importlib.import_module("matplotlib.colors").LinearSegmentedColormap.from_list("ratio", SHADES)
+    field = [[ratios.get((m, d), math.nan) for d in widths] for m in rows]
+    axes.pcolormesh(field, cmap=shades, vmin=0.5, vmax=1.5, edgecolors="white", linewidth=1)
+    for r in records:
+        place = widths.index(r.d) + 0.5, rows.index(r.rows) + 0.5
+        axes.text(*place, f"{r.ratio:.2f}", ha="center", va="center")
+    axes.set_xticks([n + 0.5 for n in range(len(widths))], widths)
+    axes.set_yticks([n + 0.5 for n in range(len(rows))], rows)
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
 
 
 def few_rows_figures(records: Sequence[Record]) -> list[FewRows]:
-    """One for each graph and class of few rows."""
-    few = [r for r in records if r.kind in FEW_ROWS and r.fraction is not None]
-    return [FewRows(key[1:], key[0], rs) for key, rs in grouped(few, lambda r: (r.kind, *graph_key(r))).items()]
+    """One for each direction and dtype of which lngen has been compared with a peer."""
+    few = [r for r in records if r.kind in FEW_ROWS and r.ratio is not None]
+    return [FewRows(key, rs) for key, rs in grouped(few, lambda r: (r.direction, r.dtype)).items()]
 
 
 # ---- a figure of many graphs ----

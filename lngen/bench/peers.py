@@ -311,22 +311,6 @@ MAMBA = Library(
         ),
     },
 )
-FLASHINFER = Library(
-    "flashinfer", "flashinfer-python", "flashinfer",
-    "flashinfer.norm: rmsnorm, layernorm with weights in float32, converted once, fused_add_rmsnorm in place; "
-    "it decides about programmatic launch",
-    {
-        "layernorm": Member(
-            "flashinfer.norm", lambda m, t, s: m.layernorm(t["x"], t["gamma"], t["beta"], s.eps),
-            FORWARD, (DType.BF16,), wide=True,
-        ),
-        "rmsnorm": Member("flashinfer.norm", lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], s.eps), FORWARD, HALVES),
-        "add_rmsnorm": Member(
-            "flashinfer.norm", lambda m, t, s: m.fused_add_rmsnorm(t["x"], t["residual"], t["gamma"], s.eps),
-            FORWARD, HALVES, in_place=True,
-        ),
-    },
-)
 APEX_FAST = Library(
     "apex-fast", APEX_NEEDS, "apex", "FastLayerNormFN",
     {
@@ -351,4 +335,35 @@ APEX = Library(
 )
 # fmt: on
 
-LIBRARIES = (LIGER, QUACK_LIBRARY, FLASH_ATTN, MAMBA, FLASHINFER, APEX_FAST, APEX)
+
+def _flashinfer(pdl: bool) -> Library:
+    """FlashInfer with programmatic launch or without; its public layernorm has no such argument, its kernel has."""
+
+    def layernorm(m: ModuleType, t: Tensors, s: Spec) -> Array:
+        if not pdl:
+            return m.layernorm(t["x"], t["gamma"], t["beta"], s.eps)
+        m.layernorm_cute(y := t["x"].new_empty(t["x"].shape), t["x"], t["gamma"], t["beta"], s.eps, enable_pdl=True)
+        return y
+
+    def rmsnorm(m: ModuleType, t: Tensors, s: Spec) -> Array:
+        return m.rmsnorm(t["x"], t["gamma"], s.eps, enable_pdl=pdl)
+
+    def add_rmsnorm(m: ModuleType, t: Tensors, s: Spec) -> None:
+        m.fused_add_rmsnorm(t["x"], t["residual"], t["gamma"], s.eps, enable_pdl=pdl)
+
+    return Library(
+        "flashinfer-pdl" if pdl else "flashinfer",
+        "flashinfer-python",
+        "flashinfer",
+        "flashinfer.norm: rmsnorm, layernorm with weights in float32, converted once, fused_add_rmsnorm in place; "
+        f"{'with' if pdl else 'without'} programmatic launch",
+        {
+            "layernorm": Member("flashinfer.norm", layernorm, FORWARD, (DType.BF16,), wide=True),
+            "rmsnorm": Member("flashinfer.norm", rmsnorm, FORWARD, HALVES),
+            "add_rmsnorm": Member("flashinfer.norm", add_rmsnorm, FORWARD, HALVES, in_place=True),
+        },
+    )
+
+
+FLASHINFER, FLASHINFER_PDL = _flashinfer(False), _flashinfer(True)
+LIBRARIES = (LIGER, QUACK_LIBRARY, FLASH_ATTN, MAMBA, FLASHINFER, FLASHINFER_PDL, APEX_FAST, APEX)

@@ -206,8 +206,8 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         met=sum(r.met is True for r in group),
         missed=len(missed),
         failed=sum(r.us_median is None for r in group),
-        ratio=_geometric_mean([ratio for _, ratio in ratios]),
-        ratio_common=_geometric_mean([ratio for d, ratio in ratios if d in COMMON]),
+        ratio=geometric_mean([ratio for _, ratio in ratios]) if ratios else None,
+        ratio_common=geometric_mean(common) if (common := [ratio for d, ratio in ratios if d in COMMON]) else None,
         ratio_target=_ratio_target(kind, graph, direction),
         compared=len(ratios),
         ahead=len(ratios) - len(slower),
@@ -222,9 +222,9 @@ def _ratio_target(kind: str, graph: str, direction: str) -> float | None:
     return RATIO_MEAN.get(direction) if kind == THROUGHPUT and graph in TARGETED else None
 
 
-def _geometric_mean(ratios: Sequence[float]) -> float | None:
-    """The mean to four digits; None without ratios."""
-    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4) if ratios else None
+def geometric_mean(ratios: Sequence[float]) -> float:
+    """The mean to four digits, of at least one ratio."""
+    return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
 
 
 def _shape(r: Record) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lngen.bench.records import OWN, HostRecord, Record, Summary, graph_key, grouped, summarise
-from lngen.bench.tasks import BETWEEN_GEMMS, IN_TURN, LATENCY, THROUGHPUT
+from lngen.bench.records import OWN, HostRecord, Record, Summary, geometric_mean, graph_key, grouped, summarise
+from lngen.bench.tasks import BETWEEN_GEMMS, FEW_ROWS, IN_TURN, LATENCY, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
 
@@ -36,21 +36,27 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def _table(title: str, group: Sequence[Record], cell: Callable[[Record], str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("rows x D")
+    compared = grouped((r for r in group if r.ratio is not None), lambda r: r.provider)
+    table = Table(title=title, title_justify="left", show_footer=bool(compared) and group[0].kind in FEW_ROWS)
+    table.add_column("rows x D", "least\ngeometric mean")
     providers = unique(r.provider for r in group)
     for name in providers:
         table.add_column(name, justify="right")
-    compared = any(r.ratio is not None for r in group)
-    if compared:
-        table.add_column("lngen / best peer", justify="right")
+    for name, mine in compared.items():
+        ratios = [r.ratio for r in mine if r.ratio is not None]
+        footer = f"{min(ratios):.2f}\n{geometric_mean(ratios):.2f}"
+        table.add_column(f"{name} / best peer", footer, justify="right")
     for (rows, d), point in grouped(group, lambda r: (r.rows, r.d)).items():
         here = {r.provider: r for r in point}
         cells = [cell(here[name]) if name in here else "-" for name in providers]
-        ratio = next((f"{r.ratio:.2f} {r.best_peer}" for r in point if r.ratio is not None), "-")
+        cells += [_ratio(here.get(name)) for name in compared]
         drifted = " ~" if any(r.drifted for r in point) else ""
-        table.add_row(f"{rows} x {d}{drifted}", *cells, *([ratio] if compared else []))
+        table.add_row(f"{rows} x {d}{drifted}", *cells)
     return table
+
+
+def _ratio(r: Record | None) -> str:
+    return "-" if r is None or r.ratio is None else f"{r.ratio:.2f} {r.best_peer}"
 
 
 def _speed(r: Record) -> str:

@@ -189,8 +189,9 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     document = store.render(found)
     output.table(document, summary.text(found.records, found.host, width=terminal_width()))
     if plot_file is not None:
-        for path in figures.plot(found.records, plot_file, figures.origin(found)):
-            note(str(path))
+        drawn = figures.plot(found.records, plot_file, figures.origin(found))
+        for text in [*map(str, drawn)] or [f"'{plot_file}' is not drawn: no point has times of lngen and of another."]:
+            note(text)
 
 
 def _measure(out_file: Path | None, **o: Any) -> Saved:

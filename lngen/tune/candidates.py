@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -33,29 +33,17 @@ def candidates(compilation: Compilation, rows: int, arch: str) -> list[Schedule]
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
     A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
-    shapes.
+    shapes. Left out, but for the default, are persistent grids that are no smaller than the work: none of their blocks
+    takes a second row group, which is what they are for. Behind a plain kernel on an H100 the fastest of them took 5
+    to 12 % longer than the fastest of the others (rmsnorm and layernorm forward in bf16, 1 to 1024 rows of 2560, 4096
+    and 8192).
     """
     first = compilation.schedule(arch, rows=rows)
-    listed = _once([*ranked(compilation.problem, device_for(arch), rows=rows), first], rows)
+    ordered = dict.fromkeys([*ranked(compilation.problem, device_for(arch), rows=rows), first])
+    listed = [s for s in ordered if s == first or s.grid < -(-rows // s.rows_per_block)]
     kinds = [*_best(listed, _structure), *_best(listed, _shape)]
     turns = chain.from_iterable(zip_longest(listed, kinds))
     return [*dict.fromkeys(s for s in (first, *turns) if s is not None)]
-
-
-def _once(listed: Sequence[Schedule], rows: int) -> list[Schedule]:
-    """The schedules, but only one of those whose persistent grids are no smaller than the work and that are else alike.
-
-    A launch has at most one block or cluster for each row group. So no such block takes a second row group: further
-    stages, a scheduler, an early release and more blocks on a multiprocessor have nothing to do. The one that stays is
-    the last of ``listed``, which is the default, or else the smallest. It keeps its grid: the launch bounds it, and a
-    lock file may serve more rows with it.
-    """
-    kept: dict[Schedule, Schedule] = {}
-    for s in listed:
-        alone = s.grid >= -(-rows // s.rows_per_block)
-        key = replace(s, blocks_per_sm=1, stages=0, grid=0, early_release=False, dynamic=False) if alone else s
-        kept[key] = min(kept.get(key, s), s, key=lambda x: (x != listed[-1], x))
-    return [*kept.values()]
 
 
 def _best(listed: Sequence[Schedule], kind: Callable[[Schedule], Any]) -> list[Schedule]:

@@ -76,6 +76,8 @@ def report_remarks(outcomes: Sequence[Outcome]) -> Iterator[str]:
         elif o.choice is None:
             yield f"{name}: no candidate is correct and timed{'' if o.complete else ', the run ended early'}."
             yield from (f"  {t.schedule}: {t.status}: {t.reason}" for t in o.trials if t.reason)
+        elif not o.complete and sum(t.timed for t in o.trials) < 2:
+            yield f"{name}: ended before a second schedule was timed, so nothing is compared; give a larger --budget."
         elif not o.complete:
             yield f"{name}: ended early; run it again to try the candidates that are left."
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
-from bench_fakes import CpuGpu, FakeTimer
-from lngen.bench import few_rows, providers, store, torch_gpu
+from bench_fakes import CpuGpu, FakeTimer, few_rows_records
+from lngen.bench import few_rows, figures, providers, store, summary, torch_gpu
 from lngen.bench.argument_sets import Prepared, make_cases
 from lngen.bench.benchmark import benchmark
 from lngen.bench.peers import FLASHINFER, Member, Torch
 from lngen.bench.providers import Ceiling
+from lngen.bench.records import judge
 from lngen.bench.tasks import BETWEEN_GEMMS, FEW_ROWS, IN_TURN, Task, make_task
 from lngen.bench.timing import Launch, time_side_by_side
 from lngen.cli.bench import bench, filled, tasks
@@ -22,7 +25,7 @@ from lngen.errors import LngenError, MissingError, SpecError
 
 torch = pytest.importorskip("torch")
 
-US = {"copy": 1.0, "torch": 2.0, "slow": 4.0}
+US = {"copy": 1.0, "torch": 2.0, "slow": 4.0, "lngen": 1.6}
 
 
 class Adding(CpuGpu):
@@ -64,7 +67,7 @@ def task(kind: str, graph: str = "layernorm", dtype: str = "f32") -> Task:
 def test_a_call_costs_what_it_adds_to_its_surroundings(kind: str, few_sets: None) -> None:
     chosen = [*map(adding, [Ceiling("copy"), Torch(), Torch("slow")])]
     records = benchmark([task(kind)], chosen, Adding()).records
-    assert {r.provider: r.us_median for r in records} == pytest.approx(US)
+    assert {r.provider: r.us_median for r in records} == pytest.approx({n: US[n] for n in ("copy", "torch", "slow")})
     assert {(r.kind, r.gb_s, r.target) for r in records} == {(kind, None, None)}
     assert [r.fraction for r in records] == [1.0, 0.5, 0.25]
     (nothing,) = benchmark([task(kind)], [Torch()], CpuGpu()).records
@@ -139,15 +142,15 @@ def test_nothing_is_in_the_cache(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_command_measures_few_rows(few_sets: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    gpu, known = Adding(), {p.name: p for p in (Ceiling("copy"), Torch())}
+    gpu, known = Adding(), {p.name: p for p in (Ceiling("copy"), Torch(), Torch("lngen"))}
     monkeypatch.setattr(torch_gpu, "find_gpu", lambda: gpu)
     monkeypatch.setattr(store, "conditions", lambda device, method, settings: {})
     monkeypatch.setattr(providers, "known", lambda schedules=(): {n: adding(p) for n, p in known.items()})
-    options = f"--few-rows --providers torch --rows 1,4 --d 32,64 --dtype f32 --plot {tmp_path}/p.svg --out"
+    options = f"--few-rows --providers torch,lngen --rows 1,4 --d 32,64 --dtype f32 --plot {tmp_path}/p.svg --out"
     result = CliRunner().invoke(bench, [*options.split(), str(tmp_path / "b.json")], catch_exceptions=False)
     assert " 2.00 " in result.output
     assert "layernorm fwd f32, us between two GEMMs" in " ".join(result.output.split())
-    assert len([*tmp_path.glob("p-*norm-fwd-f32-between-GEMMs.svg")]) == 3
+    assert "layernorm, between GEMMs: mean" in (tmp_path / "p.svg").read_text()
     found = store.read_json(tmp_path / "b.json").records
     assert {(r.kind, r.rows, r.d) for r in found} == {(k, m, d) for k in FEW_ROWS for m in (1, 4) for d in (32, 64)}
     assert {r.graph for r in found} == {"rmsnorm", "add_rmsnorm", "layernorm"}
@@ -160,8 +163,46 @@ def test_what_few_rows_are() -> None:
         tasks(["rmsnorm"], "both", "bf16", "design", [(1, 64)], few_rows=True)
 
 
-def test_few_rows_need_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_need_a_gpu_and_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_gpu, "device_count", lambda: 0)
-    result = CliRunner().invoke(bench, ["--few-rows"])
-    assert isinstance(result.exception, MissingError)
-    assert result.exception.exit_code == 3
+    for needed in ("an NVIDIA GPU", "PyTorch"):
+        result = CliRunner().invoke(bench, ["--few-rows"])
+        assert isinstance(result.exception, MissingError)
+        assert f"lngen bench needs {needed}" in str(result.exception)
+        assert result.exception.exit_code == 3
+        monkeypatch.setattr(torch_gpu.importlib.util, "find_spec", lambda name: None)
+
+
+def test_a_peer_that_raises_is_named_and_the_others_go_on(few_sets: None) -> None:
+    raising = Torch("slow")
+
+    def prepare(case: Any) -> Prepared:
+        raise RuntimeError("no kernel for D = 32")
+
+    raising.prepare = prepare  # type: ignore[method-assign]
+    found = benchmark([task(IN_TURN)], [*map(adding, [Ceiling("copy"), Torch()]), raising], Adding()).records
+    assert [r.us_median is None for r in found] == [False, False, True]
+    told = summary.text(found)
+    assert "failed" in told
+    assert "slow, layernorm.fwd:d=32,dtype=f32 rows=3: failed: RuntimeError: no kernel for D = 32" in told
+
+
+def test_every_point_has_its_ratio_and_the_table_the_least_and_the_mean() -> None:
+    """Also for calls that overlap, which others than lngen's default have no column for."""
+    records = [replace(r, d=r.d + 1) for r in few_rows_records()]
+    overlapped = [replace(r, provider="lngen-overlapped", us_median=4.0) for r in records if r.provider == "lngen"]
+    table, _ = summary.tables(judge([*records, *overlapped]))
+    assert [c.header for c in table.columns][-2:] == ["lngen / best peer", "lngen-overlapped / best peer"]
+    assert [[*c.cells] for c in table.columns][-2:] == [["1.10 liger"] * 2, ["0.55 liger"] * 2]
+    assert [c.footer for c in table.columns][-2:] == ["1.10\n1.10", "0.55\n0.55"]
+
+
+def test_one_figure_has_the_ratio_of_every_point(tmp_path: Path) -> None:
+    records = few_rows_records()
+    (picture,) = figures.few_rows_figures(records)
+    figure = Figure()
+    picture.draw(figure)
+    assert [[t.get_text() for t in axes.texts] for axes in figure.axes] == [["1.10", "1.10"]] * 2
+    assert figure.axes[1].get_title(loc="left") == "lngen layernorm, between GEMMs: mean 1.10, least 1.10"
+    assert figure.get_supxlabel() == "the fastest peer: Liger (4 cells)"
+    assert not figures.few_rows_figures(judge([r for r in records if r.provider != "liger"]))

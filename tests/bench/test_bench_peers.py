@@ -174,7 +174,7 @@ def _quack_rmsnorm(x: Any, weight: Any, residual: Any = None, eps: float = 1e-6,
     return _flash(False)(x, weight, None, residual, eps, prenorm)
 
 
-def _fused_add(x: Any, residual: Any, weight: Any, eps: float) -> None:
+def _fused_add(x: Any, residual: Any, weight: Any, eps: float, *, enable_pdl: bool) -> None:
     residual += x
     x[...] = _norm(residual, weight, None, eps, False)
 
@@ -208,8 +208,9 @@ STANDS = {
         "rmsnorm_fn": lambda x, w, b, z, eps: _norm(x, w, b, eps, False) * torch.nn.functional.silu(z)
     },
     "flashinfer.norm": {
-        "rmsnorm": lambda x, w, eps: _norm(x, w, None, eps, False),
+        "rmsnorm": lambda x, w, eps, *, enable_pdl: _norm(x, w, None, eps, False),
         "layernorm": lambda x, w, b, eps: _norm(x, w, b, eps, True).to(x.dtype),
+        "layernorm_cute": lambda y, x, w, b, eps, *, enable_pdl: y.copy_(_norm(x, w, b, eps, True)),
         "fused_add_rmsnorm": _fused_add,
     },
     "apex.contrib.layer_norm.layer_norm": {
@@ -243,6 +244,19 @@ def test_a_member_is_called_as_its_library_wants(
     assert all(torch.equal(case.sets[1][n], a) for n, a in before.items())  # shared with every other provider
 
 
+def test_flashinfer_is_called_with_and_without_programmatic_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,), seen = make_cases(make_task("rmsnorm", "fwd", "bf16", 4, 8), 1, CpuGpu()), []
+    monkeypatch.setattr(importlib, "import_module", lambda module: SimpleNamespace(rmsnorm=rmsnorm))
+
+    def rmsnorm(x: Any, weight: Any, eps: float, *, enable_pdl: bool) -> Any:
+        seen.append(enable_pdl)
+        return x
+
+    for peer in (peers.FLASHINFER, peers.FLASHINFER_PDL):
+        peer.prepare(case).launch(0, 0)
+    assert seen == [False, True]
+
+
 def test_in_place_has_arrays_of_its_own_in_a_chain_one(monkeypatch: pytest.MonkeyPatch) -> None:
     (case,) = make_cases(make_task("add_rmsnorm", "fwd", "bf16", 4, 8, LATENCY), 4, CpuGpu())
     monkeypatch.setattr(importlib, "import_module", lambda module: SimpleNamespace(**STANDS[module]))
@@ -255,7 +269,7 @@ def test_libraries_cover_what_they_have() -> None:
         spec = make_task(graph, direction, dtype, 4, 8).specs[0]
         return {p.name for p in LIBRARIES if p.covers(spec)}
 
-    assert names("add_rmsnorm") == {"liger", "quack", "flash-attn", "flashinfer"}
+    assert names("add_rmsnorm") == {"liger", "quack", "flash-attn", "flashinfer", "flashinfer-pdl"}
     assert names("add_rmsnorm", "bwd") == names("add_rmsnorm", dtype="f32") == {"liger", "quack", "flash-attn"}
     assert names("add_layernorm", "bwd") == {"flash-attn"}
     assert names("gated_rmsnorm", "bwd") == {"mamba"}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench_fakes import RECORDS
+from bench_fakes import RECORDS, few_rows_records
 from lngen.bench import store
 from lngen.bench.records import HostRecord
 from lngen.bench.store import Saved, merged, read_json, resumed, write_json
@@ -32,6 +32,22 @@ def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.json", "two.json"]
     with pytest.raises(LngenError, match="cannot write"):
         write_json(one / "x.json", Saved(RECORDS, conditions))
+
+
+def test_few_rows_are_written_by_point_and_come_back(tmp_path: Path) -> None:
+    """The rest stays a record a line; earlier versions wrote few rows so too."""
+    file, records = tmp_path / "b.json", few_rows_records()
+    write_json(file, Saved([*RECORDS, *records]))
+    assert read_json(file) == Saved([*RECORDS, *records])
+    content = json.loads(file.read_text(encoding="utf-8"))
+    assert (len(content["records"]), len(content["few_rows"]["points"])) == (len(RECORDS), 4)
+    assert content["few_rows"]["points"][0]["records"][0] == ["copy", 1.0]
+    file.write_text(json.dumps({"conditions": {}, "records": [vars(r) for r in records]}), encoding="utf-8")
+    assert read_json(file) == Saved(records)
+    content["few_rows"]["points"][0]["records"][0][0] = 1
+    file.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(LngenError, match="provider is 1"):
+        read_json(file)
 
 
 def test_a_file_of_other_conditions_is_not_continued(tmp_path: Path) -> None:

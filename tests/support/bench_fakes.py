@@ -12,7 +12,7 @@ import pytest
 
 from lngen.bench.argument_sets import Case, make_cases
 from lngen.bench.records import Record, judge
-from lngen.bench.tasks import Task, make_task
+from lngen.bench.tasks import FEW_ROWS, Task, make_task
 from lngen.bench.timing import Launch
 from lngen.bench.torch_gpu import Gpu
 from lngen.interpret import interpret
@@ -127,3 +127,16 @@ RECORDS = judge(
         bench_record("torch", rows=32768, note="wrong: y is off by 2.0e+00 of its size"),
     ]
 )
+
+
+def few_rows_records() -> list[Record]:
+    """Both classes at two lengths, with a peer that has failed."""
+    times = {"copy": 1.0, "lngen": 2.0, "liger": 2.2, "quack": None}
+    return judge(
+        [
+            bench_record(name, 16, d, kind=kind, us_median=us, sets=64, note="" if us else "failed: no such D")
+            for d in (1024, 4096)
+            for kind in FEW_ROWS
+            for name, us in times.items()
+        ]
+    )

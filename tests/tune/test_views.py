@@ -13,7 +13,7 @@ from lngen.errors import LngenError, MissingError
 from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.tune.job import Outcome, choose
-from lngen.tune.views import FORMATS, _origin, against_default, export, plot
+from lngen.tune.views import FORMATS, _origin, against_default, export, plot, report_remarks
 from lngen.version import __version__
 from tune_cases import DEVICE, SCHEDULES, SPEC, TRIALS, trial
 
@@ -25,6 +25,15 @@ def test_the_defaults_are_held_against_what_tuning_found() -> None:
     assert against_default([tuned]) == ""
     expected = f"The defaults reach {share**0.5:.3f} of the tuned speed on geometric mean, {share:.3f} at least."
     assert against_default([tuned, untuned]) == expected
+
+
+def test_a_budget_too_short_to_compare_is_said() -> None:
+    one = Outcome(SPEC, 4096, DEVICE, (TRIALS[0],), choice=choose(TRIALS[:1]))
+    (text,) = report_remarks([one])
+    assert text.endswith("ended before a second schedule was timed, so nothing is compared; give a larger --budget.")
+    (text,) = report_remarks([replace(one, trials=tuple(TRIALS))])
+    assert "run it again to try the candidates that are left" in text
+    assert not [*report_remarks([replace(one, complete=True)])]
 
 
 def test_t4_is_what_its_schema_asks_for() -> None:
