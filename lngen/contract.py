@@ -50,9 +50,9 @@ RULES = {
     "programmatic": (
         "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is to be set on every kernel of a set "
         "but the first, and may be set on the first, which gains time only behind a kernel that runs "
-        "griddepcontrol.launch_dependents and costs time behind others: a kernel waits for the previous launches on "
-        "the stream before it reads or writes global memory; before the wait it prefetches inputs into L2, so their "
-        "memory has to be allocated"
+        "griddepcontrol.launch_dependents and costs time behind others: a kernel of code for minimum_arch or newer, "
+        "which PTX of an older arch is on no GPU, waits for the previous launches on the stream before it reads or "
+        "writes global memory; before the wait it prefetches inputs into L2, so their memory has to be allocated"
     ),
     "in_place": (
         "an output may have the address of one of these inputs, with the same strides; one output per input, and the "

@@ -25,6 +25,7 @@ SPECIAL = {  # spec: schedule, archs
     "layernorm.bwd:d=128,dtype=bf16": (ONE_LAUNCH, "sm_80,sm_90"),
     "layernorm.fwd:d=16384,dtype=bf16": (CLUSTERS, "sm_90"),
     "layernorm.fwd:d=1024,dtype=bf16": (CLAIMED, "sm_90"),
+    "layernorm.bwd:d=80,dtype=bf16": ("", "sm_80+ptx"),
 }
 
 
@@ -65,6 +66,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
 ON_SM_90 = {
     "clusters": ("layernorm_forward", "layernorm.fwd:d=16384,dtype=bf16", 2, {}),
     "claimed rows": ("layernorm_forward", "layernorm.fwd:d=1024,dtype=bf16", 8, {}),
+    "PTX of an older arch": ("layernorm_backward", "layernorm.bwd:d=80,dtype=bf16", 3, {}),
 }
 
 
