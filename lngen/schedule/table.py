@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lngen.config import PACKAGE
-from lngen.devices import Device
+from lngen.devices import Device, device_for
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule
 from lngen.problem.footprint import BULK, has_room
 
@@ -95,15 +95,24 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
 
 
 def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
-    """What ``measured`` yields, each with its table and the key of its entry."""
-    for table in tables():
-        if table.arch != device.arch.rstrip("af"):
-            continue
+    """What ``measured`` yields, each with its table and the key of its entry.
+
+    An entry of the GPU's own table for a D nearby precedes another table's for exactly this D: on an H100 its own have
+    0.99 of the best time in the mean, and the H200's 0.96; for more than 256 KiB of rows both have 0.997.
+    """
+    for table in tables_for(device):
         for key, entry in table.near(p, workload):
             found = [s for s in fitted(entry, p, device) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)]
             yield from ((table, key, s) for s in found)
             if found:
                 return
+
+
+def tables_for(device: Device) -> list[Table]:
+    """The tables of the arch: the GPU's own, that of the GPU that stands for the arch, then by the files' names."""
+    names = device.name, device_for(device.arch).name
+    alike = [table for table in tables() if table.arch == device.arch.rstrip("af")]
+    return sorted(alike, key=lambda table: [table.device != name for name in names])
 
 
 def known_clean(s: Schedule, p: Problem, arch: str) -> bool:

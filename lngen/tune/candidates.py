@@ -29,14 +29,15 @@ def ranking(spec: Spec, rows: int, arch: str, device: Device | None = None) -> l
     return ranked(Compilation(spec).problem, device or device_for(arch), rows=rows)
 
 
-def candidates(compilation: Compilation, rows: int, arch: str) -> list[Schedule]:
+def candidates(compilation: Compilation, rows: int, arch: str, device: Device | None = None) -> list[Schedule]:
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
+    ``device``: as for ``ranking``.
     A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
     shapes.
     """
-    first = compilation.schedule(arch, rows=rows)
-    listed = _once([*ranked(compilation.problem, device_for(arch), rows=rows), first], rows)
+    first = compilation.schedule(arch, rows=rows, device=device)
+    listed = _once([*ranked(compilation.problem, device or device_for(arch), rows=rows), first], rows)
     kinds = [*_best(listed, _structure), *_best(listed, _shape)]
     turns = chain.from_iterable(zip_longest(listed, kinds))
     return [*dict.fromkeys(s for s in (first, *turns) if s is not None)]

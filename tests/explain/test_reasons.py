@@ -61,7 +61,7 @@ def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
 
 @cache
 def recorded() -> list[Point]:
-    return points([data_dir("generated") / name for name in RECORDED])
+    return points([data_dir("generated") / name for name in RECORDED["h200"]])
 
 
 def flat(section: object) -> str:

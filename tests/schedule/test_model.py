@@ -35,7 +35,7 @@ from lngen.schedule.recorded import (
     with_table,
 )
 from lngen.schedule.space import Schedules, roomy_space, space
-from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
+from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, key_of, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
 from lngen.tune.device_table import build, text
@@ -122,7 +122,7 @@ def test_what_only_few_can_do_costs() -> None:
 
 @pytest.fixture(scope="module")
 def recorded() -> list[Point]:
-    return latest(points([data_dir("generated") / name for name in RECORDED]))
+    return latest(points([data_dir("generated") / name for name in RECORDED["h200"]]))
 
 
 def test_the_stated_errors_are_those_of_the_records(recorded: list[Point]) -> None:
@@ -138,7 +138,7 @@ def test_the_table_is_near_the_best_everywhere(recorded: list[Point]) -> None:
 
 def test_the_model_alone_is_not_far_from_the_best(recorded: list[Point]) -> None:
     """Two points are below 0.85: rows of 128 elements, and a kernel that was timed before its mean was corrected."""
-    each = Sample(recorded, H200).scores(MODEL).each
+    each = Sample({H200: recorded}).scores(MODEL).each
     assert np.exp(np.log(each).mean()) >= 0.975
     assert each.min() >= 0.83
     assert (each < 0.85).sum() <= 2
@@ -147,12 +147,12 @@ def test_the_model_alone_is_not_far_from_the_best(recorded: list[Point]) -> None
 def test_a_fit_that_does_not_know_a_length_chooses_well_for_it(recorded: list[Point]) -> None:
     """One of those that ``--leave-out`` goes through; round figures alone do worse."""
     known = [p for p in recorded if p.problem.element == 2]
-    sample = Sample(known, H200)
+    sample = Sample({H200: known})
     others = sample.lengths != 12288
     model = fit(sample, others, steps=60)
     assert model == fit(sample, others, steps=60)
     assert sample.loss(model, others) < sample.loss(unfitted(), others)
-    each = sample.scores(model, ~others).each
+    each = sample.scores(model).at(~others).each
     assert len(each) == (~others).sum() > 5
     assert np.exp(np.log(each).mean()) >= 0.96
 
@@ -160,7 +160,7 @@ def test_a_fit_that_does_not_know_a_length_chooses_well_for_it(recorded: list[Po
 def test_a_choice_is_scored_against_the_best(recorded: list[Point]) -> None:
     """By hand: the time of the schedule that the model expects to be the fastest, over the least of the point."""
     chosen = recorded[::40]
-    scores = Sample(chosen, H200).scores(MODEL)
+    scores = Sample({H200: chosen}).scores(MODEL)
     for p, score in zip(chosen, scores.each, strict=True):
         expected = estimates(features(Schedules.of(p.times), p.problem, typical(p, H200), H200), H200)
         first = [*p.times][int(expected.argmin())]
@@ -220,8 +220,9 @@ def test_the_roomy_space_is_what_has_room(spec: str, arch: str) -> None:
 def test_the_shipped_table_is_what_the_records_give() -> None:
     """The same records give the same bytes, but for the comment."""
     folder = data_dir("generated")
+    sweeps, tuned = RECORDED["h200"]
     names = [f"bench/h200-targets-{t}.json" for t in ("f16", "f32", "bf16")]
-    found = points([folder / name for name in (RECORDED[0], *names, RECORDED[1])])
+    found = points([folder / name for name in (sweeps, *names, tuned)])
     made = build(H200, latest(found), [p for p in found if len(p.times) == 1])
     (table,) = (t for t in tables() if t.device == H200.name)
     assert made == table
@@ -246,6 +247,24 @@ def test_of_tied_schedules_the_default_stays() -> None:
     assert entry([], [default]) == str(replace(STAGED, vec=1, grid=0))
 
 
+def test_of_tied_schedules_the_most_shared_is_taken() -> None:
+    """And one that was timed for each graph, since it may spill where it was not timed."""
+    wide, tall = replace(ROWS, threads=256), replace(ROWS, rows_per_block=2)
+
+    def chosen(*found: Point) -> list[Schedule]:
+        entries = build(H200, found).entries
+        return [parse_schedule(entries[key_of(p.problem)][workload(p.problem, p.rows, H200)], ANY) for p in found]
+
+    many, fewer = (Point(FORWARD, rows, {ROWS: us, wide: 10.0}) for rows, us in ((9000, 9.95), (3000, 10.05)))
+    few = Point(FORWARD, 99, {ROWS: 12.0, wide: 10.0})
+    assert chosen(many, fewer) == [replace(ROWS, vec=1)] * 2, "0.5 % are no reason for another kernel"
+    assert chosen(many, fewer, few) == [replace(wide, vec=1)] * 3
+    longer = Point("layernorm.fwd:d=4608,dtype=bf16", 9000, {ROWS: 9.95, wide: 10.0})
+    assert chosen(longer, few) == [replace(wide, vec=1)] * 2, "a neighbour"
+    other = Point("rmsnorm.fwd:d=4096,dtype=bf16", 9000, {ROWS: 9.93, tall: 9.8})
+    assert chosen(replace(many, times={ROWS: 9.93, wide: 9.8}), other) == [replace(ROWS, vec=1)] * 2
+
+
 def test_entries_are_near_if_rows_are_alike() -> None:
     staged, rows = replace(STAGED, vec=1, grid=0), replace(ROWS, vec=1)
     table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
@@ -259,6 +278,31 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     for other in (BACKWARD, f"{BACKWARD},wrt=x", *(f"layernorm.fwd:{keys}" for keys in others)):
         assert near(other) == [], other
     assert near(FORWARD, 256) == []
+
+
+def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one that of the GPU that stands for the arch; in each the nearest D, before those of another table."""
+    h100, other = named("h100"), replace(H200, name="NVIDIA GH200 480GB")
+
+    def table(device: Device, threads: int, lines: dict[int, list[int]]) -> Table:
+        line = str(replace(ROWS, vec=1, threads=threads))
+        return Table(device.name, "sm_90", {Key("fwd", 2, d): dict.fromkeys(sizes, line) for d, sizes in lines.items()})
+
+    shipped = (
+        table(replace(H200, name="A"), 32, {4096: [16, 1024]}),
+        table(h100, 128, {4096: [64, 1024], 4608: [1024]}),
+        table(H200, 256, {4096: [1024], 4608: [8, 64]}),
+        replace(table(h100, 512, {4096: [1024]}), arch="sm_80"),
+    )
+    monkeypatch.setattr("lngen.schedule.table.tables", lambda: shipped)
+
+    def first(device: Device, size: int, d: int = 4096) -> int | None:
+        return next((s.threads for s in measured(facts(f"layernorm.fwd:d={d},dtype=bf16"), size, device)), None)
+
+    assert [first(device, 1024) for device in (h100, H200, other, device_for("sm_90a"))] == [128, 256, 256, 256]
+    assert [first(device, 64) for device in (h100, H200, other)] == [128, 256, 256], "a D nearby in the own table"
+    assert [first(device, 64, 4600) for device in (h100, H200)] == [128, 256]
+    assert [first(h100, size) for size in (16, 8, 32)] == [32, 256, None], "what the own table lacks, another may have"
 
 
 def test_an_entry_takes_the_grid_of_the_gpu_it_runs_on() -> None:
