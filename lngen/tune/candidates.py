@@ -32,8 +32,7 @@ def ranking(spec: Spec, rows: int, arch: str, device: Device | None = None) -> l
 def candidates(compilation: Compilation, rows: int, arch: str, device: Device | None = None) -> list[Schedule]:
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
-    ``device``: as for ``ranking``.
-    A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
+    ``device``: as for ``ranking``. A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
     shapes.
     """
     first = compilation.schedule(arch, rows=rows, device=device)

@@ -193,7 +193,7 @@ def test_entries_are_near_if_rows_are_alike() -> None:
 
 
 def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one that of the GPU that stands for the arch; in each the nearest D, before those of another table."""
+    """Without one that of the GPU that stands for the arch; exactly this D in any table before a D nearby."""
     h100, other = named("h100"), replace(H200, name="NVIDIA GH200 480GB")
 
     def table(device: Device, threads: int, lines: dict[int, list[int]]) -> Table:
@@ -212,7 +212,7 @@ def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> Non
         return next((s.threads for s in measured(facts(f"layernorm.fwd:d={d},dtype=bf16"), size, device)), None)
 
     assert [first(device, 1024) for device in (h100, H200, other, device_for("sm_90a"))] == [128, 256, 256, 256]
-    assert [first(device, 64) for device in (h100, H200, other)] == [128, 256, 256], "a D nearby in the own table"
+    assert [first(device, 64) for device in (h100, H200, other)] == [128, 128, 128], "exactly this D"
     assert [first(device, 64, 4600) for device in (h100, H200)] == [128, 256]
     assert [first(h100, size) for size in (16, 8, 32)] == [32, 256, None], "what the own table lacks, another may have"
 
