@@ -32,8 +32,8 @@ def ranking(spec: Spec, rows: int, arch: str, device: Device | None = None) -> l
 def candidates(compilation: Compilation, rows: int, arch: str, device: Device | None = None) -> list[Schedule]:
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
-    ``device``: as for ``ranking``. A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
-    shapes.
+    ``device``: as for ``ranking``. A model that is wrong about a whole kind would otherwise exclude it: kinds are first
+    structures, then block shapes.
     """
     first = compilation.schedule(arch, rows=rows, device=device)
     listed = _once([*ranked(compilation.problem, device or device_for(arch), rows=rows), first], rows)
