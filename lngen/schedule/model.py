@@ -59,6 +59,7 @@ class Model:
     uneven            fraction by which the slowest multiprocessor is later under a static scheduler
     copy              ns that a multiprocessor's TMA unit takes for a bulk copy of any size
     block             ns that the GPU takes to start a block of any size
+    start             ns for each warp of a block that takes one row group: the block starts when all of them can
     """
 
     bandwidth: float = 0.95
@@ -73,6 +74,7 @@ class Model:
     uneven: float = 0.033
     copy: float = 11.9
     block: float = 0.747
+    start: float = 2
 
 
 MODEL = Model()
@@ -254,15 +256,16 @@ def _nanoseconds(f: Features, device: Device, model: Model) -> Terms:
     instructions = f.operations + f.conversions
     latency = device.latency_ns * np.where(f.multipass > 0, f.reductions + 1, 1)
     work = _row_work(f, instructions, ns_per_cycle, model)
+    stay = (f.staged > 0) | (f.persistent > 0)
     return Terms(
         memory=_memory(f, device, model),
         waiting=(_rounds(f) - 1) / _row_rate(f, work, latency, model),  # the first round is the latency and ``first``
         issuing=_issuing(f, instructions, ns_per_cycle, device, model),
-        starting=np.where((f.staged > 0) | (f.persistent > 0), 0, f.rows * f.cluster / f.groups * model.block),
+        starting=np.where(stay, 0, f.rows * f.cluster / f.groups * model.block),
         latency=latency,
         # No other row delays the warps of a block.
         first=work - f.reductions * _barriers(f, model) * (f.cluster == 1),
-        launch=np.full_like(work, model.launch),
+        launch=model.launch + np.where(stay, 0, model.start * f.threads * f.groups / WARP),
         atomics=f.atomics * model.atomic,
         spill_factor=f.spill_factor,
     )

@@ -1,8 +1,8 @@
 """Recorded times of schedules, and how good the choices of table and model are on them.
 
-``python -m lngen.schedule.recorded`` prints the scores of the choices. ``--leave-out`` fits the model's constants anew
-for every D, to the points of all others; ``--fit`` prints a fit to all points. A choice is made among the schedules
-that were timed at a point; its score is the shortest time over its own.
+``python -m lngen.schedule.recorded`` prints the scores of the choices on every GPU with records. ``--leave-out`` fits
+the model's constants anew for every D and for every GPU, to the points of all others; ``--fit`` prints a fit to all
+points. A choice is made among the schedules that were timed at a point; its score is the shortest time over its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lngen.config import data_dir
-from lngen.devices import Device, default_device
+from lngen.devices import Device, named
 from lngen.errors import LngenError, ScheduleError, SpecError
 from lngen.files import parse_json, read, reason
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
@@ -116,7 +116,8 @@ def _point(spec: str, rows: int, times: Mapping[str, float]) -> Point:
     return Point(spec, rows, kept)
 
 
-RECORDED = ("bench/h200-sweeps.json", "tuned/h200.jsonl")
+# Files of records by GPU; those of a GPU that was not measured are missing.
+RECORDED = {"h200": ("bench/h200-sweeps.json", "tuned/h200.jsonl"), "h100": ("bench/h100-sweeps.json",)}
 FITTED = tuple(f.name for f in fields(Model))
 
 
@@ -135,29 +136,36 @@ class Scores:
         mean = float(np.exp(np.log(self.each).mean()))
         return f"{len(self.each)} points, geometric mean {mean:.4f}, least {self.each.min():.3f} ({listed})"
 
+    def at(self, which: Any) -> Scores:
+        """The scores at ``which`` points."""
+        return Scores(self.each[which], tuple(self.where[n] for n in np.flatnonzero(which)))
+
 
 class Sample:
-    """Points as arrays: the features of every schedule that was timed, and the point it belongs to.
+    """Points of GPUs as arrays: the features of every schedule that was timed, and the point it belongs to.
 
-    ``actual``: the features at the rows of the point; choices are made with those at the most rows of its class.
+    ``actual``: by GPU, the features at the rows of the point; choices are made with those at the most rows of its
+    class. ``lengths``, ``gpus``: D and the name of the GPU of each point.
     """
 
-    def __init__(self, chosen: Sequence[Point], device: Device) -> None:
-        self.points, self.device = chosen, device
-        self.owner = np.repeat(np.arange(len(chosen)), [len(p.times) for p in chosen])
-        self.times = np.array([us for p in chosen for us in p.times.values()])
-        self.worse = np.log(self.times / np.array([p.best for p in chosen])[self.owner])
-        self.lengths = np.array([p.problem.d for p in chosen])
-        self.actual = _joined(features(Schedules.of(p.times), p.problem, p.rows, device) for p in chosen)
-        self._typical = _joined(features(Schedules.of(p.times), p.problem, typical(p, device), device) for p in chosen)
+    def __init__(self, chosen: Mapping[Device, Sequence[Point]]) -> None:
+        self.points = [p for some in chosen.values() for p in some]
+        self.gpus = np.array([device.name for device, some in chosen.items() for _ in some])
+        self.lengths = np.array([p.problem.d for p in self.points])
+        self.owner = np.repeat(np.arange(len(self.points)), [len(p.times) for p in self.points])
+        self.times = np.array([us for p in self.points for us in p.times.values()])
+        self.worse = np.log(self.times / np.array([p.best for p in self.points])[self.owner])
+        self.actual = {device: _features(some, device, [p.rows for p in some]) for device, some in chosen.items()}
+        self._typical = {
+            device: _features(some, device, [typical(p, device) for p in some]) for device, some in chosen.items()
+        }
 
-    def scores(self, model: Model, which: Any = None) -> Scores:
-        """The scores of the model's choices at ``which`` points (None: all), for the most rows of each class."""
-        times = estimates(self._typical, self.device, model)
+    def scores(self, model: Model) -> Scores:
+        """The scores of the model's choices for the most rows of each class."""
+        times = _estimates(self._typical, model)
         order = np.lexsort((times, self.owner))
         first = order[np.searchsorted(self.owner[order], np.arange(len(self.points)))]
-        places = np.flatnonzero(np.ones(len(self.points)) if which is None else which)
-        return Scores(np.exp(-self.worse[first[places]]), tuple(_name(self.points[n]) for n in places.tolist()))
+        return Scores(np.exp(-self.worse[first]), tuple(map(_name, self.points)))
 
     def loss(self, model: Model, which: Any) -> float:
         """The loss that a fit minimises over ``which`` points.
@@ -166,7 +174,7 @@ class Sample:
         likelier the shorter its expected time; the errors of the estimates; and the distance of the constants from
         round values.
         """
-        times = estimates(self.actual, self.device, model)
+        times = _estimates(self.actual, model)
         likely = np.exp(-SHARP * (np.log(times) - _least(np.log(times), self.owner)[self.owner]))
         total = np.bincount(self.owner, likely)
         slower = (np.bincount(self.owner, likely * self.worse) / total)[which]
@@ -180,7 +188,7 @@ def unfitted() -> Model:
     """Round values, from which a fit that must not know a D starts."""
     return Model(
         bandwidth=0.9, blend=3, launch=500, barrier=50, warp=50, near=300, issue=1, alone=1.5, atomic=1000, uneven=0.03,
-        copy=10, block=1,
+        copy=10, block=1, start=2,
     )  # fmt: skip
 
 
@@ -204,23 +212,20 @@ def fit(sample: Sample, which: Any, steps: int = 3000) -> Model:
     return best
 
 
-def leave_out(sample: Sample, steps: int = 600) -> Scores:
-    """Scores at every D of the model whose constants were fitted without it."""
-    each: list[Numbers] = []
-    where: list[str] = []
-    for d in sorted({*sample.lengths.tolist()}):
-        model = fit(sample, sample.lengths != d, steps)
-        found = sample.scores(model, sample.lengths == d)
-        each.append(found.each)
-        where.extend(found.where)
-    return Scores(np.concatenate(each), tuple(where))
+def leave_out(sample: Sample, groups: Any, steps: int = 600) -> Scores:
+    """Scores at every point of the model whose constants were fitted to the points of all other ``groups``."""
+    each = np.empty(len(groups))
+    for one in np.unique(groups):
+        out = groups == one
+        each[out] = sample.scores(fit(sample, ~out, steps)).each[out]
+    return Scores(each, tuple(map(_name, sample.points)))
 
 
 def errors_of(chosen: Sequence[Point], device: Device) -> dict[str, Accuracy]:
     """The errors of the model by direction: at the points without column sums (fwd), and at those with them (bwd)."""
     ways = {way: [p for p in chosen if key_of(p.problem).direction == way] for way in ("fwd", "bwd")}
-    samples = {way: Sample(some, device) for way, some in ways.items() if some}
-    return {way: accuracy(s.actual, device, s.times, s.owner) for way, s in samples.items()}
+    samples = {way: Sample({device: some}) for way, some in ways.items() if some}
+    return {way: accuracy(s.actual[device], device, s.times, s.owner) for way, s in samples.items()}
 
 
 def with_table(chosen: Iterable[Point], device: Device) -> tuple[Scores, int]:
@@ -241,9 +246,13 @@ def typical(p: Point, device: Device) -> int:
     return max(1, rows_of(p.problem, workload(p.problem, p.rows, device), device))
 
 
-def _joined(parts: Iterable[Features]) -> Features:
-    listed = [*parts]
-    return Features(*(np.concatenate([getattr(f, n.name) for f in listed]) for n in fields(Features)))
+def _features(chosen: Sequence[Point], device: Device, rows: Sequence[int]) -> Features:
+    each = [features(Schedules.of(p.times), p.problem, n, device) for p, n in zip(chosen, rows, strict=True)]
+    return Features(*(np.concatenate([getattr(f, n.name) for f in each]) for n in fields(Features)))
+
+
+def _estimates(parts: Mapping[Device, Features], model: Model) -> Numbers:
+    return np.concatenate([estimates(f, device, model) for device, f in parts.items()])
 
 
 def _least(values: Numbers, owner: Any) -> Numbers:
@@ -262,22 +271,36 @@ def _name(p: Point) -> str:
     return f"{p.spec} rows={p.rows}"
 
 
+def recorded() -> dict[Device, list[Point]]:
+    """The latest points of every GPU with records."""
+    folder = data_dir("generated")
+    files = {gpu: [path for name in names if (path := folder / name).exists()] for gpu, names in RECORDED.items()}
+    return {named(gpu): latest(points(paths)) for gpu, paths in files.items() if paths}
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the scores."""
-    folder, device = data_dir("generated"), default_device()
-    found = latest(points([folder / name for name in RECORDED]))
-    sample = Sample(found, device)
-    scores, others = with_table(found, device)
-    print(f"with the table: {scores}; at {others} more the entry was not timed")
-    print(f"model alone: {sample.scores(MODEL)}")
-    for direction, errors in errors_of(found, device).items():
-        print(f"model, {direction}: {errors}")
-    everywhere = np.ones(len(found), dtype=bool)
+    found = recorded()
+    sample = Sample(found)
+
+    def show(what: str, scores: Scores) -> None:
+        for device in found:
+            print(f"{device.name}, {what}: {scores.at(sample.gpus == device.name)}")
+
+    for device, some in found.items():
+        scores, others = with_table(some, device)
+        print(f"{device.name}, with the table: {scores}; at {others} more the entry was not timed")
+        for direction, errors in errors_of(some, device).items():
+            print(f"{device.name}, model, {direction}: {errors}")
+    show("model alone", sample.scores(MODEL))
     if "--fit" in arguments:
-        model = fit(sample, everywhere)
-        print(f"fitted: {model}\n{sample.scores(model)}")
+        model = fit(sample, np.ones(len(sample.points), dtype=bool))
+        print(f"fitted: {model}")
+        show("fitted", sample.scores(model))
     if "--leave-out" in arguments:
-        print(f"model alone, each D left out of the fit: {leave_out(sample)}")
+        show("model alone, each D left out of the fit", leave_out(sample, sample.lengths))
+        if len(found) > 1:
+            show("model alone, each GPU left out of the fit", leave_out(sample, sample.gpus))
 
 
 if __name__ == "__main__":

@@ -29,17 +29,17 @@ def ranking(spec: Spec, rows: int, arch: str, device: Device | None = None) -> l
     return ranked(Compilation(spec).problem, device or device_for(arch), rows=rows)
 
 
-def candidates(compilation: Compilation, rows: int, arch: str) -> list[Schedule]:
+def candidates(compilation: Compilation, rows: int, arch: str, device: Device | None = None) -> list[Schedule]:
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
-    A model that is wrong about a whole kind would otherwise exclude it: kinds are first structures, then block
-    shapes. Left out, but for the default, are persistent grids that are no smaller than the work: none of their blocks
-    takes a second row group, which is what they are for. Behind a plain kernel on an H100 the fastest of them took 5
-    to 12 % longer than the fastest of the others (rmsnorm and layernorm forward in bf16, 1 to 1024 rows of 2560, 4096
-    and 8192).
+    ``device``: as for ``ranking``. A model that is wrong about a whole kind would otherwise exclude it: kinds are first
+    structures, then block shapes. Left out, but for the default, are persistent grids that are no smaller than the
+    work: none of their blocks takes a second row group, which is what they are for. Behind a plain kernel on an H100
+    the fastest of them took 5 to 12 % longer than the fastest of the others (rmsnorm and layernorm forward in bf16, 1
+    to 1024 rows of 2560, 4096 and 8192).
     """
-    first = compilation.schedule(arch, rows=rows)
-    ordered = dict.fromkeys([*ranked(compilation.problem, device_for(arch), rows=rows), first])
+    first = compilation.schedule(arch, rows=rows, device=device)
+    ordered = dict.fromkeys([*ranked(compilation.problem, device or device_for(arch), rows=rows), first])
     listed = [s for s in ordered if s == first or s.grid < -(-rows // s.rows_per_block)]
     kinds = [*_best(listed, _structure), *_best(listed, _shape)]
     turns = chain.from_iterable(zip_longest(listed, kinds))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lngen.devices import Device
 from lngen.problem import Schedule
@@ -13,13 +15,16 @@ from lngen.schedule.recorded import Point
 from lngen.schedule.table import Key, Table
 
 NOISE = 0.02  # two times that differ by less are equal, since those of different runs differ
+TIE = 0.01  # means of one run that differ by less are equal: the least of many is that much too good by chance
+UNKNOWN = 0.05  # how much slower a schedule is taken to be where it was not timed: it may spill there
 
 
 def build(device: Device, compared: Sequence[Point], defaults: Sequence[Point] = ()) -> Table:
     """The table of a GPU.
 
-    compared  points at which several schedules were timed side by side. Of the schedules that were timed at half the
-              points of a key and class at least, the table has the nearest to the best in geometric mean
+    compared  points at which several schedules were timed side by side. The table has the nearest to the best in
+              geometric mean over the points of a key and class. Of those that tie, it has the one that ties at most
+              points of the key, then at most points of all rows of its kind: so there are fewer kernels
     defaults  points of one schedule each, timed in other runs: kept where no other schedule is known to be faster
     """
     groups: dict[tuple[Key, int], list[Point]] = {}
@@ -31,10 +36,14 @@ def build(device: Device, compared: Sequence[Point], defaults: Sequence[Point] =
     for p in filter(_plain, compared):
         known = replace(p, times={**times.get((p.spec, p.rows), {}), **p.times})
         groups.setdefault(_place(p, device), []).append(known)
+    shared = Counter(
+        (rows, s) for (key, _), found in groups.items() for p in found for s in _tied([p]) for rows in (key, key.kind)
+    )
     entries: dict[Key, dict[int, str]] = {}
     for key, size in sorted({*groups, *single}, key=lambda place: (place[0].order, place[1])):
-        found = groups.get((key, size), [])
-        chosen = _fastest(found, single.get((key, size))) if found else single[key, size]
+        chosen, found = single.get((key, size)), groups.get((key, size), [])
+        if chosen is None or _slower(chosen, found):
+            chosen = _most_shared(_tied(found), key, shared)
         entries.setdefault(key, {})[size] = short(chosen)
     return Table(device.name, device.arch, entries)
 
@@ -57,19 +66,30 @@ def short(schedule: Schedule) -> str:
     return ",".join(part for part in str(schedule).split(",") if not part.startswith("vec="))
 
 
-def _fastest(found: Sequence[Point], default: Schedule | None) -> Schedule:
-    """The best of the schedules timed at half of these points at least; the default unless it is known to be slower."""
+def _tied(found: Sequence[Point]) -> list[Schedule]:
+    """The schedules that tie with the best at these points."""
+    means = _means(found)
+    least = min(means.values())
+    return [s for s, mean in means.items() if mean <= least + TIE]
+
+
+def _most_shared(tied: Sequence[Schedule], key: Key, shared: Mapping[tuple[Any, Schedule], int]) -> Schedule:
+    return min(tied, key=lambda s: (-shared[key, s], -shared[key.kind, s], s))
+
+
+def _slower(default: Schedule, found: Sequence[Point]) -> bool:
+    """Whether a default is known to be slower than the best at these points."""
+    means = _means(found)
+    return means.get(default, 0) > min(means.values(), default=0) + NOISE
+
+
+def _means(found: Sequence[Point]) -> dict[Schedule, float]:
+    """The logarithms of the times over those of the best, in the mean over these points."""
     logs: dict[Schedule, list[float]] = {}
     for p in found:
         for schedule, us in p.times.items():
             logs.setdefault(_stripped(schedule), []).append(math.log(us / p.best))
-    half = len(found) / 2
-    means = {s: sum(each) / len(each) for s, each in logs.items() if len(each) >= half}
-    best = min(means, key=lambda s: (means[s], -len(logs[s]), s))
-    if default is None:
-        return best
-    own = logs.get(default, [])
-    return best if own and sum(own) / len(own) > means[best] + NOISE else default
+    return {s: (sum(each) + UNKNOWN * (len(found) - len(each))) / len(found) for s, each in logs.items()}
 
 
 def _plain(p: Point) -> bool:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from lngen.bench.timing import DRIFT, ROUNDS
 from lngen.compile import Compilation
+from lngen.devices import live_device
 from lngen.errors import MissingError
 from lngen.spec import Spec
 from lngen.tune.candidates import Candidate, build_trials, candidates
@@ -218,7 +219,8 @@ class _Run:
         job, device = self._job, self._device
         assert device is not None
         compilation = Compilation(job.spec)
-        ranked = candidates(compilation, job.rows, device.arch)
+        gpu = live_device(device.arch, {"name": device.name})
+        ranked = candidates(compilation, job.rows, device.arch, gpu)
         self._total = min(job.trials, len(ranked))
         self._report(0)
         seconds, stopped = BUILD_SHARE * job.seconds, self._listener.stopped

@@ -1,44 +1,27 @@
-"""The schedule model and the table of measured schedules: physics, recorded times, and what a default costs."""
+"""The schedule model: physics, what is sane on every GPU, and what a default costs."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 
-import numpy as np
 import pytest
 
 import sampling
 from lngen.cli.inspection import spilled_bytes
 from lngen.compile import Compilation, KernelSet
-from lngen.config import data_dir
 from lngen.devices import Device, default_device, described, device_for, named
-from lngen.errors import LngenError, MissingError
+from lngen.errors import MissingError
 from lngen.lower import lower
 from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
 from lngen.problem.footprint import has_room, register_limit, registers
-from lngen.schedule import MOST_TRIED, candidates, ranked, workload
-from lngen.schedule.accuracy import STATED
+from lngen.schedule import MOST_TRIED, ranked, workload
 from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
-from lngen.schedule.recorded import (
-    RECORDED,
-    Point,
-    Sample,
-    errors_of,
-    fit,
-    latest,
-    points,
-    typical,
-    unfitted,
-    with_table,
-)
 from lngen.schedule.space import Schedules, roomy_space, space
-from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, Table, fitted, measured, tables
+from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, fitted, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
-from lngen.tune.device_table import build, text
 
 H200 = default_device()
 FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
@@ -117,56 +100,6 @@ def test_what_only_few_can_do_costs() -> None:
     assert us(tight) > us(tight, device=replace(H200, registers=2 * H200.registers)), "registers spill"
 
 
-# ---- on recorded times ----
-
-
-@pytest.fixture(scope="module")
-def recorded() -> list[Point]:
-    return latest(points([data_dir("generated") / name for name in RECORDED]))
-
-
-def test_the_stated_errors_are_those_of_the_records(recorded: list[Point]) -> None:
-    assert errors_of(recorded, H200) == STATED
-
-
-def test_the_table_is_near_the_best_everywhere(recorded: list[Point]) -> None:
-    scores, others = with_table(recorded, H200)
-    assert len(scores.each) > 8 * others
-    assert np.exp(np.log(scores.each).mean()) >= 0.99
-    assert scores.each.min() >= 0.95
-
-
-def test_the_model_alone_is_not_far_from_the_best(recorded: list[Point]) -> None:
-    """Two points are below 0.85: rows of 128 elements, and a kernel that was timed before its mean was corrected."""
-    each = Sample(recorded, H200).scores(MODEL).each
-    assert np.exp(np.log(each).mean()) >= 0.975
-    assert each.min() >= 0.83
-    assert (each < 0.85).sum() <= 2
-
-
-def test_a_fit_that_does_not_know_a_length_chooses_well_for_it(recorded: list[Point]) -> None:
-    """One of those that ``--leave-out`` goes through; round figures alone do worse."""
-    known = [p for p in recorded if p.problem.element == 2]
-    sample = Sample(known, H200)
-    others = sample.lengths != 12288
-    model = fit(sample, others, steps=60)
-    assert model == fit(sample, others, steps=60)
-    assert sample.loss(model, others) < sample.loss(unfitted(), others)
-    each = sample.scores(model, ~others).each
-    assert len(each) == (~others).sum() > 5
-    assert np.exp(np.log(each).mean()) >= 0.96
-
-
-def test_a_choice_is_scored_against_the_best(recorded: list[Point]) -> None:
-    """By hand: the time of the schedule that the model expects to be the fastest, over the least of the point."""
-    chosen = recorded[::40]
-    scores = Sample(chosen, H200).scores(MODEL)
-    for p, score in zip(chosen, scores.each, strict=True):
-        expected = estimates(features(Schedules.of(p.times), p.problem, typical(p, H200), H200), H200)
-        first = [*p.times][int(expected.argmin())]
-        assert score == pytest.approx(p.best / p.times[first])
-
-
 # ---- columns ----
 
 SPREAD = [
@@ -212,83 +145,6 @@ def test_the_roomy_space_is_what_has_room(spec: str, arch: str) -> None:
     assert [*roomy_space(p, device)] == [s for s in space(p, device) if has_room(s, p, device)]
     clean = [s for s in space(p, device) if fits(s, p, device)]
     assert sorted(estimated(p, device)) == (clean or [*roomy_space(p, device)])
-
-
-# ---- the table ----
-
-
-def test_the_shipped_table_is_what_the_records_give() -> None:
-    """The same records give the same bytes, but for the comment."""
-    folder = data_dir("generated")
-    names = [f"bench/h200-targets-{t}.json" for t in ("f16", "f32", "bf16")]
-    found = points([folder / name for name in (RECORDED[0], *names, RECORDED[1])])
-    made = build(H200, latest(found), [p for p in found if len(p.times) == 1])
-    (table,) = (t for t in tables() if t.device == H200.name)
-    assert made == table
-    shipped = Path(str(data_dir("templates"))).parent / "lngen/devices/tables/h200.toml"
-    if shipped.exists():
-        about = [line for line in shipped.read_text().splitlines() if line.startswith("#")]
-        assert shipped.read_text() == text(made, "\n".join(line.removeprefix("# ") for line in about))
-
-
-def test_of_tied_schedules_the_default_stays() -> None:
-    p = replace(Point(FORWARD, 16384, {}), times={ROWS: 10.0, STAGED: 10.1, replace(ROWS, threads=256): 10.3})
-    default = Point(FORWARD, 16384, {STAGED: 10.2})
-    place = Key("fwd", 2, 4096), workload(facts(FORWARD), 16384, H200)
-
-    def entry(*arguments: list[Point]) -> str:
-        return str(parse_schedule(build(H200, *arguments).entries[place[0]][place[1]], ANY))
-
-    assert entry([p]) == str(replace(ROWS, vec=1))
-    assert entry([p], [default]) == str(replace(STAGED, vec=1, grid=0))
-    slower = Point(FORWARD, 16384, {replace(ROWS, threads=256): 10.3})
-    assert entry([p], [slower]) == str(replace(ROWS, vec=1)), "3 % are more than noise"
-    assert entry([], [default]) == str(replace(STAGED, vec=1, grid=0))
-
-
-def test_entries_are_near_if_rows_are_alike() -> None:
-    staged, rows = replace(STAGED, vec=1, grid=0), replace(ROWS, vec=1)
-    table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
-
-    def near(spec: str, size: int = 1024) -> list[Schedule]:
-        return [entry for _, entry in table.near(facts(spec), size)]
-
-    assert near(FORWARD) == [staged, rows]
-    assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"
-    others = ["d=4096,dtype=f32", "d=4095,dtype=bf16", "d=8192,dtype=bf16", "d=3000,dtype=bf16"]
-    for other in (BACKWARD, f"{BACKWARD},wrt=x", *(f"layernorm.fwd:{keys}" for keys in others)):
-        assert near(other) == [], other
-    assert near(FORWARD, 256) == []
-
-
-def test_an_entry_takes_the_grid_of_the_gpu_it_runs_on() -> None:
-    p = facts("layernorm.fwd:d=12288,dtype=bf16")
-    half = replace(H200, multiprocessors=66, clusters=(66, 33, 15, 7, 3))
-    whole, less = (next(measured(p, 1024, device)) for device in (H200, half))
-    assert whole.grid == 132 * whole.blocks_per_sm // whole.cluster
-    assert replace(whole, grid=0) == replace(less, grid=0)
-    assert less.grid == whole.grid // 2
-    assert not [*measured(p, 1024, device_for("sm_100"))], "it was measured on another arch"
-
-
-def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> list[Schedule]:
-        raise AssertionError("the space is enumerated")
-
-    monkeypatch.setattr("lngen.schedule.model.roomy_space", refuse)
-    for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
-        assert is_legal(next(candidates(facts(spec))), facts(spec))
-    with pytest.raises(AssertionError, match="the space is enumerated"):
-        next(candidates(facts("layernorm.fwd:d=4096,dtype=f64")))
-
-
-def test_what_is_no_record_hears_why(tmp_path: Path) -> None:
-    for name, content in {"a.json": "[1]", "b.json": "{", "c.jsonl": "{}", "d.json": '{"records": [{}]}'}.items():
-        (tmp_path / name).write_text(content)
-        with pytest.raises(LngenError, match=rf"{name}' is expected to hold times of schedules"):
-            points([tmp_path / name])
-    with pytest.raises(LngenError, match=r"none\.json' cannot be read"):
-        points([tmp_path / "none.json"])
 
 
 # ---- what a default costs ----
