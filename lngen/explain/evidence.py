@@ -25,6 +25,7 @@ from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED, Accuracy
 from lngen.schedule.model import estimates, features, terms
+from lngen.schedule.recorded import swept
 from lngen.schedule.space import Numbers, Schedules, roomy_space
 from lngen.schedule.table import key_of, rows_of
 from lngen.tune import trials
@@ -81,7 +82,9 @@ def _benched(path: Path, spec: str) -> Iterator[Record]:
         return
     data, today = parse_json(raw), source_digest()
     for p in (p for p in data.get("points", ()) if p["spec"] == spec):
-        yield from (Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in p["us"].items())
+        yield from (
+            Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in swept(data, p).items()
+        )
     about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
     for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") not in (LATENCY, *FEW_ROWS)):
         if r.get("schedule") and r.get("us_median"):

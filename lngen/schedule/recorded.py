@@ -78,7 +78,7 @@ def _points(path: Path, provider: str) -> Iterator[Point]:
             return
         data = parse_json(raw)
         if "points" in data:
-            yield from (_point(p["spec"], p["rows"], p["us"]) for p in data["points"])
+            yield from (_point(p["spec"], p["rows"], swept(data, p)) for p in data["points"])
         else:
             rows = (r for r in data["records"] if r["provider"] == provider and r["schedule"] and r["us_median"])
             yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows)
@@ -88,6 +88,11 @@ def _points(path: Path, provider: str) -> Iterator[Point]:
         raise LngenError(
             f"'{path}' is expected to hold times of schedules (points, records, or a trial a line), but: {error!r}."
         ) from error
+
+
+def swept(sweep: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds by schedule at a point of a sweep, which may list its schedules once and number them."""
+    return {sweep["schedules"][n]: us for n, us in point["us"]} if "schedules" in sweep else point["us"]
 
 
 def _trials(trials: Sequence[Any]) -> Iterator[Point]:

@@ -93,7 +93,7 @@ def test_the_choices_on_every_gpu_are_scored() -> None:
     for device, some in found.items():
         assert any(t.device == device.name for t in tables())
         scores, others = with_table(some, device)
-        assert len(scores.each) > 6 * others
+        assert len(scores.each) > 2 * others
         assert np.exp(np.log(scores.each).mean()) >= 0.985
         model = sample.scores(MODEL).at(sample.gpus == device.name)
         assert [*model.each] == [*Sample({device: some}).scores(MODEL).each]
@@ -129,16 +129,21 @@ def test_a_choice_is_scored_against_the_best(recorded: list[Point]) -> None:
 # ---- the table ----
 
 
-def test_the_shipped_table_is_what_the_records_give() -> None:
+TARGETS = tuple(f"bench/h200-targets-{t}.json" for t in ("f16", "f32", "bf16"))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "files"),
+    [("h200", (RECORDED["h200"][0], *TARGETS, RECORDED["h200"][1])), ("h100", ("bench/h100-sweeps-best.json",))],
+)
+def test_the_shipped_table_is_what_the_records_give(gpu: str, files: tuple[str, ...]) -> None:
     """The same records give the same bytes, but for the comment."""
-    folder = data_dir("generated")
-    sweeps, tuned = RECORDED["h200"]
-    names = [f"bench/h200-targets-{t}.json" for t in ("f16", "f32", "bf16")]
-    found = points([folder / name for name in (sweeps, *names, tuned)])
-    made = build(H200, latest(found), [p for p in found if len(p.times) == 1])
-    (table,) = (t for t in tables() if t.device == H200.name)
+    folder, device = data_dir("generated"), named(gpu)
+    found = points([folder / name for name in files])
+    made = build(device, latest(found), [p for p in found if len(p.times) == 1])
+    (table,) = (t for t in tables() if t.device == device.name)
     assert made == table
-    shipped = Path(str(data_dir("templates"))).parent / "lngen/devices/tables/h200.toml"
+    shipped = Path(str(data_dir("templates"))).parent / f"lngen/devices/tables/{gpu}.toml"
     if shipped.exists():
         about = [line for line in shipped.read_text().splitlines() if line.startswith("#")]
         assert shipped.read_text() == text(made, "\n".join(line.removeprefix("# ") for line in about))
