@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -94,13 +92,6 @@ def read(folder: Path) -> Manifest:
             f"({why}); name another folder, or remove the file."
         ) from error
     return Manifest(document["specs"], {e["name"]: e for e in document["kernel_sets"]}, document["other_files"])
-
-
-@cache
-def schema() -> Facts:
-    """The JSON schema of a manifest (draft 2020-12)."""
-    found: Facts = json.loads(files("lngen.aot").joinpath("schema.json").read_text(encoding="utf-8"))
-    return found
 
 
 # ---- two builds in one folder ----

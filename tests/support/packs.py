@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 from lngen.aot import folder as folders
 from lngen.aot.manifest import Manifest
 from lngen.compile import Compilation
+from lngen.config import PACKAGE
 from lngen.contract import described
 from lngen.files import sha256
 from lngen.spec import parse_spec
 
+SCHEMA = json.loads((PACKAGE / "aot" / "schema.json").read_text(encoding="utf-8"))
 TRIVIAL = "form=registers,threads=1,rows_per_block=32,vec=4"
 
 
