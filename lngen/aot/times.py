@@ -10,7 +10,6 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -22,27 +21,17 @@ from lngen.toolchain import compile_cubin, compiler_build
 
 REPEATS = 3  # repetitions, of which the median counts
 
+Times = dict[str, float]  # milliseconds of one kernel set
 
-@dataclass(frozen=True)
-class Times:
-    """Milliseconds of one kernel set.
+
+def measure(arch: str, against: Path | None = None) -> Iterator[tuple[str, Times]]:
+    """Name and times of each golden kernel, compiled even if it is cached; MissingError without a compiler.
 
     emit_ms     to lay out the text
     compile_ms  to compile the text to a cubin
     total_ms    both together
     cached_ms   to read the cubin from the disk cache instead
-    against_ms  to compile another text of the same spec; None if there is none
-    """
-
-    emit_ms: float
-    compile_ms: float
-    total_ms: float
-    cached_ms: float
-    against_ms: float | None = None
-
-
-def measure(arch: str, against: Path | None = None) -> Iterator[tuple[str, Times]]:
-    """Name and times of each golden kernel, compiled even if it is cached; MissingError without a compiler.
+    against_ms  to compile another text of the same spec, if there is one
 
     ``against``: a folder with another golden set. Its texts and those of this set are compiled in turn, so that a
     change in the machine's speed affects both. LngenError if the folder has no text of a spec.
@@ -59,8 +48,11 @@ def measure(arch: str, against: Path | None = None) -> Iterator[tuple[str, Times
         ]
         works += [partial(compile_it, others[plan.name], fresh=True)] if others else []
         rounds = [[_milliseconds(work) for work in works] for _ in range(REPEATS)]
-        emitted, compiled, cached, *rest = map(statistics.median, zip(*rounds, strict=True))
-        yield plan.name, Times(emitted, compiled, emitted + compiled, cached, *rest)
+        emitted, compiled, cached, *other = map(statistics.median, zip(*rounds, strict=True))
+        times = {"emit_ms": emitted, "compile_ms": compiled, "total_ms": emitted + compiled, "cached_ms": cached}
+        if other:
+            times["against_ms"] = other[0]
+        yield plan.name, times
 
 
 def texts(folder: Path, wanted: Sequence[Plan]) -> dict[str, str]:
@@ -76,12 +68,6 @@ def texts(folder: Path, wanted: Sequence[Plan]) -> dict[str, str]:
             "name the folder generated/kernels of another checkout."
         )
     return {plan.name: found[str(plan.spec)] for plan in wanted}
-
-
-def combined(times: Sequence[Times], how: Callable[[Sequence[float]], float]) -> Times:
-    """Each column as one number, such as the sum or the median."""
-    columns = ([getattr(t, field.name) for t in times] for field in fields(Times))
-    return Times(*(None if None in column else how(column) for column in columns))  # type: ignore[arg-type]
 
 
 def _milliseconds(work: Callable[[], object]) -> float:

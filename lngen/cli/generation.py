@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +14,6 @@ from lngen.cli.shared_options import dask_executor, dask_option, device_option, 
 from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, named
 from lngen.toolchain import nvrtc_version
-
-if TYPE_CHECKING:
-    from lngen.aot.times import Times
 
 # ---- build: kernels of any specs, with a manifest ----
 
@@ -171,33 +166,28 @@ def _sass(output: Output, check: bool) -> int:
     return 1 if faults else 0
 
 
+TIMES = {
+    "emit_ms": "emit ms", "compile_ms": "compile ms", "total_ms": "both ms", "cached_ms": "cached ms",
+    "against_ms": "against ms", "ratio": "ratio",
+}  # fmt: skip
+
+
 def _time(output: Output, against: Path | None) -> None:
     """Print the times of each kernel, compiled anew for the default arch, with their total and median."""
-    from lngen.aot.times import combined, measure
+    from lngen.aot.times import measure
 
-    found = dict(measure(DEFAULT_ARCH, against))
-    total, middle = (combined([*found.values()], how) for how in (sum, statistics.median))
-    named = {**found, "total": total, "median": middle}
-    columns = ["kernel", "emit ms", "compile ms", "both ms", "cached ms"]
-    columns += ["against ms", "ratio"] if against else []
-    output.table(
-        {
-            "arch": DEFAULT_ARCH,
-            "nvrtc": list(nvrtc_version()),
-            "kernels": [{"kernel": name, **_fields(times)} for name, times in found.items()],
-            "total": _fields(total),
-            "median": _fields(middle),
-        },
-        table(columns, [_row(name, times) for name, times in named.items()]),
-    )
-
-
-def _fields(times: Times) -> dict[str, float]:
-    """The times of a row of the JSON, to the microsecond, and the ratio if there is one."""
-    found = {name: round(ms, 3) for name, ms in asdict(times).items() if ms is not None}
-    return found | ({"ratio": round(times.compile_ms / times.against_ms, 3)} if times.against_ms else {})
-
-
-def _row(name: str, times: Times) -> list[str]:
-    cells = [f"{ms:.1f}" for ms in astuple(times) if ms is not None]
-    return [name, *cells, *([f"{times.compile_ms / times.against_ms:.2f}"] if times.against_ms else [])]
+    kernels = dict(measure(DEFAULT_ARCH, against))
+    found = {**kernels}
+    for name, how in (("total", sum), ("median", statistics.median)):
+        found[name] = {key: how([times[key] for times in kernels.values()]) for key in next(iter(kernels.values()))}
+    for times in found.values() if against else ():
+        times["ratio"] = times["compile_ms"] / times["against_ms"]
+    rounded = {name: {key: round(number, 3) for key, number in times.items()} for name, times in found.items()}
+    listed = [{"kernel": name, **rounded[name]} for name in kernels]
+    data = {"arch": DEFAULT_ARCH, "nvrtc": list(nvrtc_version()), "kernels": listed}
+    rows = [
+        [name, *(f"{n:.2f}" if key == "ratio" else f"{n:.1f}" for key, n in times.items())]
+        for name, times in found.items()
+    ]
+    columns = ["kernel", *(TIMES[key] for key in found["total"])]
+    output.table({**data, "total": rounded["total"], "median": rounded["median"]}, table(columns, rows))
