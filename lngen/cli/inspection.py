@@ -256,7 +256,7 @@ def view(
     plan = kernels.plan
     about = {"name": plan.name, "spec": str(plan.spec), "schedule": str(plan.schedule)}
     if stage == "resources":
-        from lngen.inspect import COLUMNS, resources
+        from lngen.inspect.traffic import COLUMNS, resources
 
         found = {arch: resources(plan, kernels.cubin(arch).resources, arch) for arch in arches}
         listed = [
@@ -267,14 +267,14 @@ def view(
         return table_text(("kernel", "arch", *COLUMNS), listed), {**about, "resources": found}
     if stage == "traffic":
         from lngen.check.inputs import random_inputs
-        from lngen.inspect import measure, traffic_json, traffic_rows, traffic_text
+        from lngen.inspect.traffic import measure, traffic_json, traffic_rows, traffic_text
 
         check_arch(plan.schedule, arches[0])  # before inputs are drawn
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
     if stage == "sass":
-        from lngen.inspect import machine_code
+        from lngen.inspect.instruction_mix import machine_code
 
         codes = machine_code(kernels, arches[0])
         text = "\n".join(code.text() for code in codes)

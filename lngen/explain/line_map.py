@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lngen.headers import PREFIX
-from lngen.inspect import KernelCode, Location
-from lngen.inspect.sass import location
+from lngen.inspect.instruction_mix import KernelCode
+from lngen.inspect.sass import Location, location
 from lngen.ir import Graph
 from lngen.lower.parts import c_name
 from lngen.ptx.parser import Callers, included_headers

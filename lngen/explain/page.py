@@ -30,9 +30,9 @@ from lngen.explain.section import Section
 from lngen.explain.steps import lives
 from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
-from lngen.inspect import KernelCode, Location, machine_code
-from lngen.inspect.instruction_mix import mix
+from lngen.inspect.instruction_mix import KernelCode, machine_code, mix
 from lngen.inspect.packed_code import packed
+from lngen.inspect.sass import Location
 from lngen.lower.parts import note
 from lngen.problem import parse_schedule
 from lngen.problem.schedule import exists

@@ -16,8 +16,9 @@ from lngen.aot import catalog
 from lngen.check.inputs import random_inputs
 from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
-from lngen.inspect import disassemble, machine_code, sass, sass_lint
-from lngen.inspect.instruction_mix import kind, mix
+from lngen.inspect import sass, sass_lint
+from lngen.inspect.instruction_mix import kind, machine_code, mix
+from lngen.inspect.sass import disassemble
 from lngen.ptx import run_plan
 
 pytest.importorskip("cupy")
