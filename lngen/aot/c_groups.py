@@ -37,9 +37,9 @@ class Group:
         )
         self.title = f"the {self.direction} of {self.graph}"
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
-        self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
+        self.names = {t: unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
         ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
-        self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
+        self.strides = {t: [unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
 
     def _of(self, tensor: str) -> list[Facts]:
         return [t for s in self.members for t in s.tensors if t["name"] == tensor]
@@ -68,7 +68,7 @@ class Group:
         return f"; also {', '.join(same)}" if same else ""
 
 
-def _unique(name: str, used: set[str]) -> str:
+def unique(name: str, used: set[str]) -> str:
     """A name that no other field of the struct has, and that is no keyword."""
     while name in used or name in KEYWORDS.split():
         name += "_"

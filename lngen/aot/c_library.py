@@ -1,4 +1,4 @@
-"""The C library of a pack: its manifest as tables of C, which the launcher in templates/c interprets."""
+"""The C library of a pack: its manifest as tables of C, which templates/c interprets, and the C++ header over it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lngen.aot import cpp_header
-from lngen.aot.c_groups import Group, Member, groups_of
+from lngen.aot.c_groups import Group, Member, groups_of, unique
 from lngen.aot.manifest import Facts, Manifest
-from lngen.emit import environment
+from lngen.emit import environment, fitted
 from lngen.errors import LngenError
 from lngen.ir import RULES as VALUE_RULES
 from lngen.version import __version__
 
-HEADER, SOURCE = "c/lngen_kernels.h", "c/lngen_kernels.c"
+HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
 CMAKE = ("c/CMakeLists.txt", "c/lngen-pack-config.cmake", "c/lngen-pack.pc.in")
 RULES = tuple(rule.text for rule in VALUE_RULES.values())
 MOST_ROWS, MOST_BYTES = 2**40, 2**62  # so that the launcher's sums and products have 64 bits
@@ -34,15 +33,15 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """The files, by their paths in the pack."""
-        return (HEADER, SOURCE, cpp_header.HPP, *(CMAKE if self.cmake else ()))
+        return (HEADER, SOURCE, HPP, *(CMAKE if self.cmake else ()))
 
     def __call__(self, pack: Manifest, image: Callable[[str], bytes]) -> dict[str, bytes]:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": RULES, "embedded": self.embed}
-        names = [n for n in self.names if n != cpp_header.HPP]
-        texts = {n: environment().get_template(f"{n}.jinja").render(**given, tables=library.tables) for n in names}
-        texts[cpp_header.HPP] = cpp_header.text(library.groups)
+        given |= {"tables": library.tables, **_cpp(library.groups)}
+        texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
+        texts[HPP] = "\n".join(part for line in texts[HPP].splitlines() for part in fitted(line))
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
 
 
@@ -54,6 +53,55 @@ def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None
         raise LngenError(f"{'embed' if embed else 'cmake'} is of a C library, which is not emitted; emit c as well.")
     if "c" not in kinds and SOURCE in there.others:
         raise LngenError("the folder has a C library, which would lack what this build adds; emit c as well.")
+
+
+# ---- the C++ header ----
+
+TYPES = {"f32": "float", "f64": "double"}  # beside T; there is no type for 16-bit elements
+
+# What Normalize_Layer calls: specs without d and dtype.
+NORMS = {
+    "Forward": "layernorm.fwd:eps=run",
+    "ForwardY": "layernorm.fwd:eps=run,save=y+rstd",
+    "Infer": "layernorm.fwd:eps=run,save=none",
+    "Backward": "layernorm.bwd:eps=run",
+    "BackwardY": "layernorm.bwd:eps=run,save=y+rstd",
+    "FusedAdd": "add_layernorm.bwd:eps=run",
+    "FusedAddY": "add_layernorm.bwd:eps=run,save=y+rstd",
+}
+
+
+def _cpp(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the template of the header needs: the classes, and those of Normalize_Layer."""
+    used: set[str] = set()
+    classes = [_Class(g, used) for g in groups]
+    by_key = {c.key: c for c in classes}
+    return {"classes": classes, "norms": {name: by_key.get(key) for name, key in NORMS.items()}, "keys": NORMS}
+
+
+class _Class:
+    """The class of a group: ``LayernormForward`` of ``lngen_layernorm_forward``; its tensors with types and names."""
+
+    def __init__(self, group: Group, used: set[str]) -> None:
+        words = group.name.removeprefix("lngen_").split("_")
+        self.name = unique("".join(word[:1].upper() + word[1:] for word in words), used)
+        self.group, self.eps, self.key = group.name, group.eps, group.members[0].key
+        self.workspace = any(e["workspace"]["buffers"] for s in group.members for e in s.sets)
+        taken = {"T", "rows", "workspace", "workspace_bytes", "stream", "call"}
+        self.tensors = {t: (_type(group, t), unique(name, taken), name) for t, name in group.names.items()}
+
+
+def _type(group: Group, tensor: str) -> str:
+    """The type of a tensor's pointer, in which T is that of the elements."""
+    found = [(s.of["dtype"], t) for s in group.members for t in s.tensors if t["name"] == tensor]
+    const, dtypes = "const " * (found[0][1]["role"] == "input"), {t["dtype"] for _, t in found}
+    spec = group.members[0].of
+    named = {*spec["inputs"], *spec["outputs"]}
+    if tensor not in named | {f"d{name}" for name in named}:
+        return f"{const}statistic<T> *"
+    if all(t["dtype"] == own for own, t in found):
+        return f"{const}T *"
+    return f"{const}{TYPES.get(dtypes.pop(), 'void') if len(dtypes) == 1 else 'void'} *"
 
 
 # ---- tables ----

@@ -40,7 +40,7 @@ MODULES = {
     "list": "inspection",
     "show": "inspection",
     "explain": "explanation",
-    "repro": "reproduction",
+    "repro": "explanation",
     "build": "generation",
     "generated": "generation",
     "verify": "packs",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import click
 
 from lngen.cli.output import AnyPath, Output, note, output_options, stage_options, table_text
-from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, target
+from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
 from lngen.compile import Compilation, KernelSet, spill_text
 from lngen.errors import LngenError, MissingError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
@@ -223,8 +223,8 @@ def _check_options(stage: str, after: str | None, scheduled: bool, bundle: bool,
         raise click.UsageError("a graph has no schedule; use --schedule, --rows and --diff with another --stage.")
     if bundle and stage != "cuda":
         raise click.UsageError("--bundle puts headers into the source; add --stage cuda.")
-    if len(arches) > 1 and stage != "resources":
-        raise click.UsageError(f"--stage {stage} takes one --arch, got {', '.join(arches)}.")
+    if stage != "resources":
+        one_arch(f"--stage {stage}", arches)
 
 
 def spilled_bytes(kernels: KernelSet, arch: str) -> int:

@@ -122,6 +122,13 @@ def target(arches: tuple[str, ...], device: str | None) -> tuple[tuple[str, ...]
     return arches, gpu
 
 
+def one_arch(what: str, arches: tuple[str, ...]) -> str:
+    """The arch; UsageError for several, of which ``what`` takes one."""
+    if len(arches) > 1:
+        raise click.UsageError(f"{what} takes one --arch, got {', '.join(arches)}.")
+    return arches[0]
+
+
 def on_option(text: str) -> Callable[[Function], Function]:
     """``--on``, where the kernels run; ``text`` explains ``auto``."""
     choice = click.Choice(["auto", "gpu", "ptx", "interpreter"])

@@ -16,7 +16,7 @@ from lngen.check.conform.suites import Contract, GraphSuite
 from lngen.check.oracles import NORMS, NormName
 from lngen.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.cli.output import Output, note, output_options, table
-from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, progress_bar, words
+from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, one_arch, progress_bar, words
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.spec import parse_spec
@@ -59,15 +59,14 @@ def check_command(
         raise click.UsageError("check takes SPECs or --matrix, one of the two.")
     if matrix:
         ctx.exit(_matrix(output, schedules, processes, budget))
-    if len(arches) > 1:
-        raise click.UsageError(f"check takes one --arch, got {', '.join(arches)}.")
+    arch = one_arch("check", arches)
     parsed = [parse_spec(text) for text in specs]
     results: list[Result] = []
     with progress_bar("checking") as progress:
         for done, spec in enumerate(parsed):
             if progress:
                 progress(done, len(parsed))
-            results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
+            results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arch)
     ctx.exit(_print_results(output, results))
 
 

@@ -12,14 +12,13 @@ from lngen.explain.cost import cost
 from lngen.explain.derivation import derivation
 from lngen.explain.fusion import fusion
 from lngen.explain.reasons import reasons
-from lngen.explain.section import Section
+from lngen.explain.section import Section, Subject
 from lngen.explain.stability import stability
-from lngen.explain.subject import Subject
 
 __all__ = ["SECTIONS", "Section", "Subject", "explain"]
 
 SECTIONS: Mapping[str, Callable[[Subject], Section]] = {
-    "derivation": derivation,
+    "derivation": lambda subject: derivation(subject.plan.spec),  # which no schedule changes
     "stability": stability,
     "cost": cost,
     "fusion": fusion,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from math import prod
 from typing import Any
 
-from lngen.explain.subject import Subject
+from lngen.explain.section import Subject
 from lngen.ir import Axis, D, Eqn, M, S, Value
 
 Amount = Counter[tuple[Axis, ...]]

@@ -12,9 +12,8 @@ from lngen.devices import Device, described
 from lngen.errors import LngenError
 from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
 from lngen.explain.evidence import records, time_and_terms
-from lngen.explain.section import Block, Section, Table, Text
+from lngen.explain.section import Block, Section, Subject, Table, Text
 from lngen.explain.steps import moved
-from lngen.explain.subject import Subject
 from lngen.ir import REDUCTIONS, DType, Graph, Value
 from lngen.ir.types import axes_union
 from lngen.schedule.model import MODEL

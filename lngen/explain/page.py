@@ -26,9 +26,8 @@ from lngen.devices import DEFAULT_ARCH, capability, device_for
 from lngen.explain import explain
 from lngen.explain.drawing import CLASSES, kernel_drawing, row_drawing, trial_drawing
 from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
-from lngen.explain.section import Section
+from lngen.explain.section import Section, Subject
 from lngen.explain.steps import lives
-from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
 from lngen.inspect.instruction_mix import KernelCode, machine_code, mix
 from lngen.inspect.packed_code import packed

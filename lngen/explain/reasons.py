@@ -15,8 +15,7 @@ from lngen.devices import default_device
 from lngen.errors import CompileError, EmitError, LowerError, MissingError
 from lngen.explain.evidence import Evidence, Verdict, percent, predicted
 from lngen.explain.neighbours import broken_rule, changed, changes, neighbour, values
-from lngen.explain.section import Block, Lines, Section, Table, Text, entry
-from lngen.explain.subject import Subject
+from lngen.explain.section import Block, Lines, Section, Subject, Table, Text, entry
 from lngen.files import sha256
 from lngen.problem import Schedule
 from lngen.problem.schedule import value_text

@@ -19,8 +19,7 @@ from lngen.check.real import evaluate
 from lngen.errors import SpecError
 from lngen.explain.hazards import Hazard, hazards
 from lngen.explain.ranges import Facts, largest
-from lngen.explain.section import Lines, Section, Table, Text, wrapped
-from lngen.explain.subject import Subject
+from lngen.explain.section import Lines, Section, Subject, Table, Text, wrapped
 from lngen.interpret import interpret
 from lngen.ir import F64, WIDE, D, Eqn, Type, print_eqn, values_of
 from lngen.ir.numerics import Array

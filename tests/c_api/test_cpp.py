@@ -19,7 +19,7 @@ from c_driver import Bridge, cc
 from fake_driver import FakeDriver
 from lngen import examples
 from lngen.aot.build import build
-from lngen.aot.cpp_header import NORMS
+from lngen.aot.c_library import NORMS
 from lngen.interpret import interpret
 from lngen.ir import Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array
