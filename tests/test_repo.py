@@ -198,8 +198,8 @@ STAGES = {
     "lngen.problem.problem": {"lower/__init__.py", "schedule/recorded.py"},
     "lngen.schedule.attempts": set(),
     "lngen.lower.lower": set(),
-    "lngen.emit.emit": {"ptx/call.py", "aot/times.py"},
-    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/times.py", "aot/verify.py", "bench/providers.py"},
+    "lngen.emit.emit": {"ptx/call.py", "aot/catalog.py"},
+    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/catalog.py", "aot/verify.py", "bench/providers.py"},
     "lngen.toolchain.compile_ptx": {"aot/build.py", "aot/verify.py", "ptx/call.py"},
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from lngen.aot.build import DEFAULT_KINDS, KINDS, LAYOUTS, build
-from lngen.aot.catalog import CATALOG, differences, rewrite
+from lngen.aot.catalog import CATALOG, differences, measure, rewrite
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
 from lngen.cli.shared_options import dask_executor, dask_option, device_option, progress_bar, schedule_option
 from lngen.config import data_dir
@@ -174,8 +174,6 @@ TIMES = {
 
 def _time(output: Output, against: Path | None) -> None:
     """Print the times of each kernel, compiled anew for the default arch, with their total and median."""
-    from lngen.aot.times import measure
-
     kernels = dict(measure(DEFAULT_ARCH, against))
     found = {**kernels}
     for name, how in (("total", sum), ("median", statistics.median)):

@@ -274,7 +274,7 @@ def view(
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
     if stage == "sass":
-        from lngen.inspect.instruction_mix import machine_code
+        from lngen.inspect.machine_code import machine_code
 
         codes = machine_code(kernels, arches[0])
         text = "\n".join(code.text() for code in codes)
@@ -288,7 +288,7 @@ def view(
 
 def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     """A stage from a file of a pack, with a note if it is of another schedule than the plan's."""
-    from lngen.inspect.packed_code import packed
+    from lngen.inspect.machine_code import packed
 
     found = packed(folder, plan, arch, KINDS[stage])
     if (schedule := found.entry["schedule"]["text"]) != str(plan.schedule):

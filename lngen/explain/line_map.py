@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lngen.headers import PREFIX
-from lngen.inspect.instruction_mix import KernelCode
+from lngen.inspect.machine_code import KernelCode
 from lngen.inspect.sass import Location, location
 from lngen.ir import Graph
 from lngen.lower.parts import c_name

@@ -29,8 +29,7 @@ from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
 from lngen.explain.section import Section, Subject
 from lngen.explain.steps import lives
 from lngen.headers import PREFIX
-from lngen.inspect.instruction_mix import KernelCode, machine_code, mix
-from lngen.inspect.packed_code import packed
+from lngen.inspect.machine_code import KernelCode, machine_code, mix, packed
 from lngen.inspect.sass import Location
 from lngen.lower.parts import note
 from lngen.problem import parse_schedule

@@ -14,7 +14,7 @@ from lngen.aot.catalog import kernel_sets
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ScheduleError
 from lngen.files import parse_json, write_all
-from lngen.inspect.instruction_mix import KernelCode, machine_code, mix
+from lngen.inspect.machine_code import KernelCode, machine_code, mix
 from lngen.lower import Kernel, Plan
 from lngen.lower.rows import SIZES
 from lngen.problem import STAGED

@@ -24,7 +24,7 @@ from lngen.explain.line_map import line_map, ptx_lines
 from lngen.explain.page import built, golden_page, page
 from lngen.explain.section import Lines, Table, Text
 from lngen.inspect import sass
-from lngen.inspect.instruction_mix import kind
+from lngen.inspect.machine_code import kind
 from lngen.inspect.sass import Location
 from lngen.toolchain.nvrtc import compiler_build
 

@@ -17,7 +17,7 @@ from lngen.check.inputs import random_inputs
 from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
 from lngen.inspect import sass, sass_lint
-from lngen.inspect.instruction_mix import kind, machine_code, mix
+from lngen.inspect.machine_code import kind, machine_code, mix
 from lngen.inspect.sass import disassemble
 from lngen.ptx import run_plan
 
