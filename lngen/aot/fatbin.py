@@ -11,7 +11,7 @@ import ctypes
 import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from lngen.errors import LngenError, MissingError, short
 from lngen.version import install_hint
@@ -32,10 +32,10 @@ _SIGNATURES: dict[str, list[Any]] = {
 
 
 class Image(NamedTuple):
-    """One member of a fat binary: an ELF file or the text of PTX, for ``arch`` ("sm_90", "sm_90a")."""
+    """One member of a fat binary: a cubin or the text of PTX, for ``arch`` ("sm_90", "sm_90a")."""
 
     arch: str
-    kind: Literal["cubin", "ptx"]
+    kind: str
     data: bytes
 
 
