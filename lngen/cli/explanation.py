@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,9 @@ from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.files import write_all
 from lngen.problem import check_arch
 from lngen.spec import parse_spec
+
+if TYPE_CHECKING:
+    from lngen.explain import Subject
 
 # ---- explain ----
 
@@ -61,7 +65,8 @@ def explain_command(
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
     why its schedule was chosen.
     """
-    from lngen.explain import Section, Subject, explain
+    from lngen.explain import explain
+    from lngen.explain.reasons import why_not as answer
 
     names = _sections(only, why_not)
     changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, why_not, schedule, rows, device))
@@ -71,26 +76,30 @@ def explain_command(
 
         with progress_bar("explaining") as progress:
             return _write({html / name: text for name, text in golden_pages(progress)}, output)
-    arches, gpu = target(arches, device)
-    arch, compilation = one_arch("explain", arches), Compilation(parse_spec(spec or ""))
-    kernels = compilation.changed(schedule, arch, rows=rows, device=gpu, compiled=False)
-    check_arch(kernels.plan.schedule, arch)
-    subject = Subject(compilation, kernels, gpu or device_for(arch), rows, schedule)
-    if why_not is not None:
-        from lngen.explain.reasons import why_not as answer
-
-        sections: tuple[Section, ...] = (answer(subject, why_not),)
-    else:
-        sections = explain(subject, names)
-    head = f"{subject.plan.spec}\n{subject.schedule}\n"
-    about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
-    text = "\n".join([head, *map(str, sections)])
+    subject, arch = _subject(spec or "", schedule, rows, arches, device)
+    sections = explain(subject, names) if why_not is None else (answer(subject, why_not),)
     if html is not None:
         from lngen.explain.page import built, page, version
 
         others = [version(subject, arch, other) for other in compared]
-        return _write({html: page(subject, sections, built(kernels, arch), others)}, output)
-    output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
+        return _write({html: page(subject, sections, built(subject.kernels, arch), others)}, output)
+    about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
+    about["device"] = subject.device.name
+    text = "\n".join([f"{about['spec']}\n{about['schedule']}\n", *map(str, sections)])
+    output.table(about | {s.name: dict(s.data) for s in sections}, text)
+
+
+def _subject(
+    spec: str, schedule: str, rows: int | None, arches: tuple[str, ...], device: str | None
+) -> tuple[Subject, str]:
+    """What is explained, and the arch of its machine code."""
+    from lngen.explain import Subject
+
+    arches, gpu = target(arches, device)
+    arch, compilation = one_arch("explain", arches), Compilation(parse_spec(spec))
+    kernels = compilation.changed(schedule, arch, rows=rows, device=gpu, compiled=False)
+    check_arch(kernels.plan.schedule, arch)
+    return Subject(compilation, kernels, gpu or device_for(arch), rows, schedule), arch
 
 
 def _sections(only: str | None, why_not: str | None) -> tuple[str, ...]:

@@ -188,13 +188,9 @@ def show_command(
         compared = Compared(name, view(kernels, stage, (diff_arch,))[0], str(kernels.plan.schedule))
     elif against is not None:
         compared = _packed(against, kernels.plan, stage, arches[0])
-    elif stage in TABLES:
-        return output.table(data, text)
     else:
-        return output.stage(data, text, STAGES[stage])
-    text = _diff(kernels.plan.name, text, compared)
-    about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule), "other": compared.schedule}
-    output.stage({**about, "stage": stage, "text": text}, text, "diff")
+        return output.table(data, text) if stage in TABLES else output.stage(data, text, STAGES[stage])
+    output.stage(*_diff(kernels.plan, stage, text, compared), "diff")
 
 
 class Compared(NamedTuple):
@@ -298,6 +294,9 @@ def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     return Compared(f"{folder}/{found.file} of lngen {found.entry['lngen_version']}", text, schedule)
 
 
-def _diff(name: str, text: str, other: Compared) -> str:
+def _diff(plan: Plan, stage: str, text: str, other: Compared) -> tuple[dict[str, str], str]:
+    """A unified diff for JSON, and its text."""
     lines = text.splitlines(keepends=True), other.text.splitlines(keepends=True)
-    return "".join(difflib.unified_diff(*lines, name, other.name))
+    diff = "".join(difflib.unified_diff(*lines, plan.name, other.name))
+    about = {"spec": str(plan.spec), "schedule": str(plan.schedule), "other": other.schedule}
+    return {**about, "stage": stage, "text": diff}, diff

@@ -140,10 +140,10 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """A comma-separated list without repetitions; an empty one is a usage error."""
-    found = split(value)
-    if not found:
+def words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """A comma-separated list without repetitions, none if it is left out; an empty one is a usage error."""
+    found = split(value or "")
+    if not found and value is not None:
         raise click.BadParameter("expected at least one value.", ctx, param)
     return found
 

@@ -111,10 +111,6 @@ def _matrix(output: Output, schedules: int, processes: int, budget: float) -> in
 FUNCTION_D = 768  # the row length of cases without one, for a function
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return () if value is None else words(ctx, param, value)
-
-
 @click.command("conform", epilog="Example: lngen conform --callable torch-layernorm --dtype bf16")
 @click.argument("spec", required=False)
 @click.option(
@@ -134,7 +130,7 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 @click.option("--dtype", type=click.Choice([t.value for t in DType]), help="The dtype of its arrays; f32 by default.")
 @click.option("--eps", type=Decimal(0, 1, above=0), help="eps of the norm; 1e-5 by default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; for a SPEC, a GPU if there is one.")
-@click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; by default all.")
+@click.option("--cases", metavar="NAME,...", callback=words, help="Some of the cases; by default all.")
 @output_options
 @click.pass_context
 def conform_command(
