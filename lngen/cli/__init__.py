@@ -35,21 +35,15 @@ COMMANDS = {
     "help": "A page of the documentation; without a topic the list of pages.",
 }
 
-# The modules of commands; one that is not here has a module of its own name.
+# The modules of several commands, or of one whose name says something else.
 MODULES = {
-    "list": "inspection",
-    "show": "inspection",
-    "explain": "explanation",
-    "repro": "explanation",
-    "build": "generation",
-    "generated": "generation",
-    "verify": "packs",
-    "pack": "packs",
-    "check": "verification",
-    "conform": "verification",
-    "run": "run_files",
-    "doctor": "installation",
-    "help": "installation",
+    "inspection": ("list", "show"),
+    "explanation": ("explain", "repro"),
+    "generation": ("build", "generated"),
+    "packs": ("verify", "pack"),
+    "verification": ("check", "conform"),
+    "run_files": ("run",),
+    "installation": ("doctor", "help"),
 }
 
 
@@ -64,7 +58,8 @@ class Commands(click.Group):
         """The command called ``cmd_name``, from its module."""
         if cmd_name not in COMMANDS:
             return None
-        values = vars(import_module(f"lngen.cli.{MODULES.get(cmd_name, cmd_name)}")).values()
+        module = next((name for name, commands in MODULES.items() if cmd_name in commands), cmd_name)
+        values = vars(import_module(f"lngen.cli.{module}")).values()
         return next(v for v in values if isinstance(v, click.Command) and v.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

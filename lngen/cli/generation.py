@@ -92,11 +92,7 @@ def build_command(
 @click.command("generated", epilog="Example: lngen generated --check")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a file is stale, missing or superfluous.")
 @click.option(
-    "--dir",
-    "folder",
-    type=AnyPath(),
-    metavar="DIR",
-    help="The folder of the set; by default that of the installation.",
+    "--dir", "folder", type=AnyPath(), metavar="DIR", help="The folder of the set; by default that of the installation."
 )
 @click.option(
     "--time", "timed", is_flag=True, help="Write nothing; print the times to emit and to compile each kernel."

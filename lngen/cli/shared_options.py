@@ -74,10 +74,7 @@ class Finite(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 schedule_option = click.option(
-    "--schedule",
-    default="",
-    metavar="K=V,...",
-    help="Change the default schedule, for example threads=256,vec=4.",
+    "--schedule", default="", metavar="K=V,...", help="Change the default schedule, for example threads=256,vec=4."
 )
 
 
@@ -100,13 +97,7 @@ device_option = click.option(
 def arch_option(text: str) -> Callable[[Function], Function]:
     """``--arch``, a list; ``text`` says how the command uses it."""
     return click.option(
-        "--arch",
-        "arches",
-        default=DEFAULT_ARCH,
-        show_default=True,
-        metavar="SM,...",
-        callback=words,
-        help=text,
+        "--arch", "arches", default=DEFAULT_ARCH, show_default=True, metavar="SM,...", callback=words, help=text
     )
 
 

@@ -113,11 +113,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @dask_option
 @click.option("--plot", "plot_file", type=OutFile(), help="Draw the trials of each job to a .png or .svg file.")
 @click.option(
-    "--export",
-    nargs=2,
-    type=(click.Choice(EXPORTS), OutFile()),
-    metavar="FORMAT FILE",
-    help=", ".join(EXPORTS),
+    "--export", nargs=2, type=(click.Choice(EXPORTS), OutFile()), metavar="FORMAT FILE", help=", ".join(EXPORTS)
 )
 @output_options
 @click.pass_context
@@ -165,12 +161,7 @@ def tune(
 
 
 def _check_request(
-    table: Path | None,
-    specs: Sequence[str],
-    shards: Sequence[Path],
-    frozen: bool,
-    ranking: bool,
-    device: str | None,
+    table: Path | None, specs: Sequence[str], shards: Sequence[Path], frozen: bool, ranking: bool, device: str | None
 ) -> None:
     """UsageError for options that do not go together: a table, a merge, a ranking and choices are one each."""
     if table is not None:
@@ -237,11 +228,7 @@ def _report(result: Report, lock_file: Path, output: Output) -> None:
     if any(o.choice for o in result.outcomes):
         told.append(NEXT.format(shell=shlex.quote(str(lock_file)), python=repr(str(lock_file))))
     output.table(
-        {
-            "interrupted": result.interrupted,
-            "lock": str(lock_file),
-            "tuned": [report_json(o) for o in result.outcomes],
-        },
+        {"interrupted": result.interrupted, "lock": str(lock_file), "tuned": [report_json(o) for o in result.outcomes]},
         table_text(REPORT_COLUMNS, report_rows(result.outcomes)) + "".join(f"{text}\n" for text in told if text),
     )
 

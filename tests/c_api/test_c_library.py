@@ -1,7 +1,5 @@
 """If these fail, the C library of a pack does not compile, has a wrong dispatch or colliding names, or is lost."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import re

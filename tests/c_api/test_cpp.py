@@ -3,8 +3,6 @@
 The programs run in this process; their driver is a FakeDriver, whose GPU executes the PTX of the pack.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

@@ -1,7 +1,5 @@
 """If these fail, a formula of operations or bytes is not what runs, or a time is not the model's or a record's."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from functools import cache

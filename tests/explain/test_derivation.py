@@ -4,8 +4,6 @@ Every statement is evaluated as it is printed, in float64 on random inputs: both
 of each equation against differences of that equation, each gradient against differences of the forward.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """If these fail, a phase, a place or a reason that is shown is not that of the kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from explained import computed, subject_of

@@ -1,7 +1,5 @@
 """If these fail, the page shows a wrong connection, changes from run to run, or lets a text become markup."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """Why a schedule: every reason is confirmed by legality, by the records, or by the model's own numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """If these fail, machine code is read wrongly, or golden kernels have more of it than `generated/sass-budget.json`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
