@@ -1,6 +1,6 @@
 """A pack ahead of time: for each spec, arch and class of rows its best schedule, compiled, with a manifest.
 
-Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folder and lngen.aot.manifest have the rules.
+Kernels that coincide are stored once. A build adds to a folder: lngen.aot.manifest has the rules.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import TypeVar
 
 from lngen.aot import c_library, hub, manifest
 from lngen.aot.fatbin import Image, fatbin
-from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
-from lngen.aot.manifest import Facts, Manifest
+from lngen.aot.manifest import Facts, Manifest, put
 from lngen.aot.request import Choice, Request, choices
 from lngen.aot.trace import Workload, read_trace
 from lngen.compile import Compilation, KernelSet

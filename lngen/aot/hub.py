@@ -4,7 +4,7 @@
 lngen/hub_package, copies of what launches in lngen, the kernels in ``pack``, and metadata.json with the digest of every
 file. Beside it lie build.toml for ``kernel-builder upload``, and the card of the repository.
 
-A build adds to the package as it adds to a pack: lngen.aot.folder has the rules, which hold for metadata.json as well.
+A build adds to the package as it adds to a pack. lngen.aot.manifest has the rules; they hold for metadata.json, too.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lngen.aot import hub_texts, manifest
-from lngen.aot.folder import LOCK, Step, changes, check_inside
-from lngen.aot.manifest import Facts, Manifest
+from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside
 from lngen.config import PACKAGE
 from lngen.errors import LngenError
 from lngen.files import exclusive, parse_json, read, reason, write_in_order
@@ -146,7 +145,7 @@ def _check_place(folder: Path) -> None:
 def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
     """Add kernels to the package in ``folder``: the names of what was written, and what it replaces or leaves.
 
-    LngenError in the cases of ``lngen.aot.folder.put``, and if something else lies where the package would.
+    LngenError in the cases of ``lngen.aot.manifest.put``, and if something else lies where the package would.
     """
     with exclusive(folder, LOCK) as staging:
         _check_place(folder)

@@ -6,8 +6,10 @@ request gives the same bytes.
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ from typing import Any
 from lngen.contract import RULES
 from lngen.devices import device_for, oldest_first
 from lngen.errors import LngenError
-from lngen.files import parse_json, reason
+from lngen.files import exclusive, parse_json, reason, sha256, write_in_order
 from lngen.files import read as read_file
-from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST, content
 from lngen.launch.shape import SCHEMA_VERSION, check_document
 from lngen.lower import Plan, requested_shared
 from lngen.toolchain import Resources
@@ -165,6 +167,73 @@ def _newest_first(images: Mapping[tuple[str, str], Facts]) -> list[Facts]:
     kinds = ("cubin", "ptx", "source")
     order = [*reversed(oldest_first(arch for arch, _ in images))]
     return [images[a, kind] for kind in kinds for a in order if (a, kind) in images]
+
+
+# ---- a folder ----
+
+# Its manifest and its files are changed so that they never contradict each other. One build at a time changes a folder,
+# and none deletes a file. Whenever the build is killed, each file that the manifest lists exists with the hash in the
+# list. A kernel set whose files change is not listed during the change; all others are.
+
+LOCK = "lngen"  # locks the folder as a whole
+
+Step = tuple[Path, bytes]  # a file to write
+
+# Files that follow from the manifest of the whole folder, and from the bytes of the files that it lists, by name.
+Derived = Callable[[Manifest, Callable[[str], bytes]], Mapping[str, bytes]]
+
+
+def put(folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None) -> list[str]:
+    """Add what is in ``new``, and its files, to ``folder``; what it replaces there, a sentence each.
+
+    ``derived``: also what follows from the whole.
+
+    LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
+    then nothing has changed.
+    """
+    with exclusive(folder, LOCK) as staging:
+        steps, _, replaced = changes(folder, new, files, derived)
+        write_in_order(steps, staging)
+    return replaced
+
+
+def changes(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
+) -> tuple[list[Step], Manifest, list[str]]:
+    """What ``put`` writes, in order, the manifest last, which is the second; and what that replaces.
+
+    The caller holds the lock.
+    """
+    target = folder / FILE_NAME
+    old = read(folder)
+    check_lost(folder, old, new)
+    after, replaced = merged(old, new)
+    listed = old.files()
+    if derived is not None:
+        own = files
+        more = derived(after, lambda name: own[name] if name in own else content(folder, name, listed[name]))
+        after.others |= {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in more.items()}
+        files = {**files, **more}
+    check_inside(folder, files)
+    changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
+    replaced += [f"'{name}' has other bytes than before." for name in sorted(changed)]
+    changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
+    before = old.without(changing)
+    before.others = {name: facts for name, facts in old.others.items() if name not in changed}
+    steps = [(target, before.render())] if changed else []
+    steps += [(folder / name, data) for name, data in files.items()]
+    return [*steps, (target, after.render())], after, replaced
+
+
+def check_inside(folder: Path, files: Iterable[str]) -> None:
+    """LngenError if a folder of the pack is a link to another place, where files would be written."""
+    here = os.path.realpath(folder)
+    for parent in {Path(name).parent for name in files}:
+        if os.path.realpath(folder / parent) != os.path.normpath(os.path.join(here, parent)):
+            raise LngenError(
+                f"cannot write '{folder / parent}': it is a link that leaves the pack ({os.strerror(errno.EXDEV)}); "
+                "remove the link."
+            )
 
 
 # ---- text ----
