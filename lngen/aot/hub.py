@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lngen.aot import hub_texts, manifest
 from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside
-from lngen.config import PACKAGE
+from lngen.config import PACKAGE, data_dir
 from lngen.errors import LngenError
 from lngen.files import exclusive, parse_json, read, reason, write_in_order
 from lngen.launch.pack import FILE_NAME, LARGEST
@@ -49,7 +49,7 @@ def sources() -> dict[str, bytes]:
         copied = sorted(PACKAGE.glob(pattern))
         found |= {f"{OWN}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in copied}
     found[f"{NAME.replace('-', '_')}/__init__.py"] = hub_texts.COMPATIBLE.encode()
-    return {**found, "LICENSE": hub_texts.LICENSE.encode()}
+    return {**found, "LICENSE": (data_dir("templates").parent / "LICENSE").read_bytes()}
 
 
 # ---- metadata.json ----
