@@ -3,8 +3,6 @@
 Kernels that coincide are stored once. A build adds to a folder: lngen.aot.manifest has the rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field

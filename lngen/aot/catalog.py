@@ -4,8 +4,6 @@ Every schedule is explicit, so that the set depends on the specs, the lowering a
 on a compiler.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import statistics

@@ -5,8 +5,6 @@ https://docs.nvidia.com/cuda/nvfatbin. Its default compresses PTX with Zstandard
 read, so nothing is compressed here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Iterable, Iterator

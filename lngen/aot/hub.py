@@ -7,8 +7,6 @@ file. Beside it lie build.toml for ``kernel-builder upload``, and the card of th
 A build adds to the package as it adds to a pack. lngen.aot.manifest has the rules; they hold for metadata.json, too.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A text that a build wrote has its own hash in it. One that a person has changed has not, and builds leave it alone.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import PurePosixPath
 from typing import Any

@@ -5,8 +5,6 @@ every machine: inputs come from the raw output of PCG64, whose stream NumPy keep
 arithmetic and one rounding; results are the interpreter's. The NIST calls such tests known-answer tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

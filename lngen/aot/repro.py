@@ -4,8 +4,6 @@ It needs NumPy and a GPU alone, so that a question about a kernel can be sent to
 that the launch is data: each grid, size and argument is a number.
 """
 
-from __future__ import annotations
-
 import base64
 import textwrap
 import zlib

@@ -10,8 +10,6 @@ three dimensions it writes the second as D. It does not write the eps of a call:
 ``Workload.notes`` says so.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """``lngen.verify``: the files of a pack against its manifest, and against what the compiler makes of their sources."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

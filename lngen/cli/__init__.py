@@ -4,8 +4,6 @@ Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependen
 in lngen itself, 130 Ctrl-C, 141 the reader of the output is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from importlib import import_module

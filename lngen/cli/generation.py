@@ -1,7 +1,5 @@
 """``lngen build`` and ``lngen generated``: kernels that are written to a folder."""
 
-from __future__ import annotations
-
 import statistics
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``lngen list`` and ``lngen show``: the graphs, and each stage between a spec and a binary."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 Nothing here needs NumPy, which may be what is missing."""
 
-from __future__ import annotations
-
 import difflib
 import platform
 import sys

@@ -1,7 +1,5 @@
 """``lngen check`` and ``lngen conform``: lngen's kernels, and anybody's function, are checked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass

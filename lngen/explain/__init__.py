@@ -4,8 +4,6 @@ Nothing here is written about one graph: every sentence is chosen by a fact of t
 check, tune and the column: it calls them and reads their files, and nothing but the command line calls it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 from lngen.explain.cost import cost

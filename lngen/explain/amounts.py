@@ -1,7 +1,5 @@
 """Amounts of operations and of bytes: polynomials in the lengths of axes, such as 6*M*D + 8*M, and their text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from math import prod

@@ -1,7 +1,5 @@
 """What a call costs: operations, bytes, what is kept, the roofline of every described GPU, what bounds it, records."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import log

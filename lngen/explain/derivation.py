@@ -4,8 +4,6 @@ All of it is read from the graphs after the passes and from their log. Every tex
 ``lngen.explain.notation``, so both sides of each statement can be evaluated: ``names`` has the value of each name.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property

@@ -3,8 +3,6 @@
 Records are those of this checkout, which an installed package lacks, and of the user's tuning database.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

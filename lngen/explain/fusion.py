@@ -1,7 +1,5 @@
 """Why a call is so few kernels: its phases and what separates them, where each value lives, what separate ones move."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

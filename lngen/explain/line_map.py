@@ -5,8 +5,6 @@ derived names it uses: loads, stores, exchanges. PTX and SASS carry lines of tha
 with the lines that it was inlined at; the innermost statement with a value decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The texts of the panes and what belongs together are JSON, deflated, that ``templates/page/page.js`` shows.
 """
 
-from __future__ import annotations
-
 import base64
 import difflib
 import json

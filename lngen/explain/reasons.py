@@ -1,7 +1,5 @@
 """Why a schedule was chosen, and not another: its origin, its expected time, its fields and their neighbours."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is explained, and what of: a subject; sections of texts, lines and tables, for a terminal, JSON and a page."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Where digits can be lost: facts and hazards of the graph, and what adversarial inputs do to its numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial

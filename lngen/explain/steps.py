@@ -3,8 +3,6 @@
 All of it is read from the plan. A phase goes once over a row and ends with the sums that need the whole row.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass

@@ -4,8 +4,6 @@ The counts are of the text, not of an execution: an instruction counts once, als
 in a loop inside another one. The code is that of a kernel set, or of a pack that any version of lngen has built.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

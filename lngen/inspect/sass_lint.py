@@ -3,8 +3,6 @@
 How many instructions a golden kernel has is recorded for each build of the compiler in ``generated/sass-budget.json``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence
