@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,13 +167,10 @@ def show_command(
     """
     arches, gpu = target(arches, device)
     _check_options(stage, after, bool(schedule) or rows is not None or diff is not None, bundle, arches)
-    diffs = {"--diff": diff, "--diff-arch": diff_arch, "--against": against}
-    _check_diffs(stage, [option for option, value in diffs.items() if value is not None])
+    _check_diffs(stage, {"--diff": diff, "--diff-arch": diff_arch, "--against": against})
     compilation = Compilation(parse_spec(spec))
     if stage == "graph":
-        text = graph_text(compilation, after)
-        output.stage({"spec": str(compilation.spec), "stage": stage, "text": text}, text, STAGES[stage])
-        return
+        return _show_graph(compilation, after, output)
     fit = (*arches, diff_arch) if diff_arch else arches
     kernels = compilation.changed(schedule, *fit, rows=rows, device=gpu, compiled=stage not in ("plan", "cuda"))
     if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
@@ -182,8 +180,8 @@ def show_command(
         other = compilation.kernels(parse_schedule(diff, kernels.plan.schedule))
         compared = Compared(other.plan.name, view(other, stage, arches, rows, bundle)[0], str(other.plan.schedule))
     elif diff_arch is not None:
-        name = f"{kernels.plan.name}.{diff_arch}"
-        compared = Compared(name, view(kernels, stage, (diff_arch,))[0], str(kernels.plan.schedule))
+        there = view(kernels, stage, (diff_arch,))[0]
+        compared = Compared(f"{kernels.plan.name}.{diff_arch}", there, str(kernels.plan.schedule))
     elif against is not None:
         compared = _packed(against, kernels.plan, stage, arches[0])
     else:
@@ -199,8 +197,9 @@ class Compared(NamedTuple):
     schedule: str
 
 
-def _check_diffs(stage: str, given: list[str]) -> None:
+def _check_diffs(stage: str, diffs: Mapping[str, object]) -> None:
     """UsageError for more than one kind of diff, or one of a stage that has none."""
+    given = [option for option, value in diffs.items() if value is not None]
     if len(given) > 1:
         raise click.UsageError(f"one diff at a time, got {' and '.join(given)}; leave one of them away.")
     stages = {"--diff-arch": ("ptx", "sass"), "--against": (*KINDS,)}
@@ -229,18 +228,17 @@ def spilled_bytes(kernels: KernelSet, arch: str) -> int:
         return 0
 
 
-def graph_text(compilation: Compilation, after: str | None = None) -> str:
+def _show_graph(compilation: Compilation, after: str | None, output: Output) -> None:
     """The final graph, the one after a pass, or all of them under headings."""
     trace = compilation.passes
-    if after is None:
-        return str(compilation.graph)
-    if after == "all":
-        return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
-    if after not in trace:
+    if after not in (None, "all", *trace):
         raise LngenError(
             f"there is no pass '{after}' for {compilation.spec}, expected one of {', '.join(trace)}, or all."
         )
-    return str(trace[after])
+    text = str(compilation.graph if after is None else trace.get(after, ""))
+    if after == "all":
+        text = "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
+    output.stage({"spec": str(compilation.spec), "stage": "graph", "text": text}, text, STAGES["graph"])
 
 
 def view(
