@@ -21,7 +21,6 @@ from lngen.devices import oldest_first
 from lngen.errors import LngenError, short
 from lngen.files import sha256
 from lngen.headers import SEARCH, headers_hash, included
-from lngen.launch.pack import FILE_NAME
 from lngen.schedule import row_bytes
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import FLAGS, Binary, compile_cubin, compile_ptx, nvrtc_version
@@ -152,7 +151,7 @@ def build(
         nvrtc = _compile(sets, kinds, progress, executor or pool)
     new, files = _contents(sets, chosen, kinds, bundle, nvrtc)
     library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
-    written, replaced = hub.put(Path(out), new, files) if layout == HUB else _put(Path(out), new, files, library)
+    written, replaced = hub.put(Path(out), new, files) if layout == HUB else put(Path(out), new, files, library)
     notes = dict.fromkeys([*workload.notes, *(n for c, asked in wanted for n in asked.notes(c)), *_skipped(workload)])
     return Built(Path(out), new, tuple(written), tuple(replaced), tuple(notes))
 
@@ -168,13 +167,6 @@ def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     if layout not in LAYOUTS:
         raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
     return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
-
-
-def _put(
-    folder: Path, new: Manifest, files: Mapping[str, bytes], library: c_library.Wanted | None
-) -> tuple[list[str], list[str]]:
-    """Add kernels to a pack: the names of what was written, and what it replaces."""
-    return [*files, *(library.names if library else ()), FILE_NAME], put(folder, new, files, library)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lngen.aot import hub_texts, manifest
-from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside
+from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside, names_of
 from lngen.config import PACKAGE, data_dir
 from lngen.errors import LngenError
 from lngen.files import exclusive, parse_json, read, reason, write_in_order
@@ -163,7 +163,7 @@ def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[s
         texts, left = _texts(folder, parse_json(last), whole)
         steps = [(variant / METADATA, first), *steps, *texts, (variant / METADATA, last)]
         write_in_order(steps, staging)
-    return [*dict.fromkeys(path.relative_to(folder).as_posix() for path, _ in reversed(steps))][::-1], replaced + left
+    return names_of(folder, steps), replaced + left
 
 
 def _texts(folder: Path, metadata: Facts, pack: Manifest) -> tuple[list[Step], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,8 +183,10 @@ Step = tuple[Path, bytes]  # a file to write
 Derived = Callable[[Manifest, Callable[[str], bytes]], Mapping[str, bytes]]
 
 
-def put(folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None) -> list[str]:
-    """Add what is in ``new``, and its files, to ``folder``; what it replaces there, a sentence each.
+def put(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
+) -> tuple[list[str], list[str]]:
+    """Add what is in ``new``, and its files, to ``folder``: the names of what was written, and what it replaces there.
 
     ``derived``: also what follows from the whole.
 
@@ -194,7 +196,12 @@ def put(folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derive
     with exclusive(folder, LOCK) as staging:
         steps, _, replaced = changes(folder, new, files, derived)
         write_in_order(steps, staging)
-    return replaced
+    return names_of(folder, steps), replaced
+
+
+def names_of(folder: Path, steps: Sequence[Step]) -> list[str]:
+    """The names of the files in a folder, in the order in which the last bytes of each are written."""
+    return [*dict.fromkeys(path.relative_to(folder).as_posix() for path, _ in reversed(steps))][::-1]
 
 
 def changes(

@@ -60,7 +60,7 @@ def put(folder: Path, pack: Mapping[str, Mapping[str, bytes]], text: str = "", o
         {name: kernel_set(name, files, text + name) for name, files in pack.items()},
         {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in extra.items()},
     )
-    return manifest.put(folder, new, {n: data for own in pack.values() for n, data in own.items()} | extra)
+    return manifest.put(folder, new, {n: data for own in pack.values() for n, data in own.items()} | extra)[1]
 
 
 def dispatch(name: str, file: str) -> dict[str, Any]:
