@@ -2,6 +2,7 @@
 
 import statistics
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,7 +29,7 @@ from lngen.toolchain import nvrtc_version
 @click.option("--rows", default="many", show_default=True, metavar="M,...", help="Numbers of rows, 'many', or 'all'.")
 @device_option
 @click.option(
-    "--emit", "kinds", metavar="KIND,...",
+    "--emit", metavar="KIND,...",
     help=f"Files to write, of {', '.join(KINDS)}; by default {','.join(DEFAULT_KINDS)}, in a hub package cubin. With "
     "cu alone nothing is compiled.",
 )  # fmt: skip
@@ -47,18 +48,11 @@ from lngen.toolchain import nvrtc_version
 def build_command(
     specs: tuple[str, ...],
     arches: str,
-    rows: str,
     device: str | None,
-    kinds: str | None,
     folder: Path,
-    schedule: str,
-    lock: Path | None,
-    trace: Path | None,
-    layout: str,
-    embed: bool,
-    bundle: bool,
     dask: str | None,
     output: Output,
+    **options: Any,  # of ``build``, by their names there
 ) -> None:
     """Generate a pack: kernels of each SPEC, for every arch and class of rows, with a manifest.json.
 
@@ -66,15 +60,12 @@ def build_command(
     bytes. Everything is compiled before anything is written. A folder with a pack is added to: what has the same spec,
     arch and rows is replaced, nothing else changes, no file is deleted.
     """
-    if not specs and trace is None:
+    if not specs and options["trace"] is None:
         raise click.UsageError("Missing argument 'SPEC...': name a spec.")
     if device is not None and arches == DEFAULT_ARCH:
         arches = named(device).arch
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
-        built = build(
-            specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
-            bundle=bundle, trace=trace, layout=layout, embed=embed, progress=progress, executor=executor,
-        )  # fmt: skip
+        built = build(specs, folder, arch=arches, device=device, progress=progress, executor=executor, **options)
     for line in (*built.notes, *built.replaced):
         note(line)
     sets = [built.manifest.kernel_sets[name] for name in sorted(built.manifest.kernel_sets)]

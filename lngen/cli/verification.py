@@ -123,7 +123,7 @@ FUNCTION_D = 768  # the row length of cases without one, for a function
     metavar="MODULE:FUNCTION",
     help="Its backward (dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta) on NumPy arrays.",
 )
-@click.option("--torch", "is_torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
+@click.option("--torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
 @click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm by default.")
 @click.option("--dtype", type=click.Choice([t.value for t in DType]), help="The dtype of its arrays; f32 by default.")
 @click.option("--eps", type=Decimal(0, 1, above=0), help="eps of the norm; 1e-5 by default.")
@@ -133,16 +133,13 @@ FUNCTION_D = 768  # the row length of cases without one, for a function
 @click.pass_context
 def conform_command(
     ctx: click.Context,
+    /,
     spec: str | None,
     name: str | None,
-    backward: str | None,
-    is_torch: bool,
-    norm: NormName | None,
-    dtype: str | None,
-    eps: float | None,
     device: str | None,
     cases: tuple[str, ...],
     output: Output,
+    **given: Any,  # what belongs to a function
 ) -> None:
     """Run an adversarial list of cases on the kernels of SPEC, or on a function.
 
@@ -154,13 +151,12 @@ def conform_command(
         raise click.UsageError("conform takes a SPEC or --callable, one of the two.")
     chosen = select(cases)
     if spec is not None:
-        given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
         for option in (n for n, value in given.items() if value):
             raise click.UsageError(f"--{option} goes with --callable; a SPEC has its own.")
         run = _kernels(spec, device, chosen)
     else:
         assert name is not None
-        run = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device, chosen)
+        run = _function(name, device, chosen, **given)
     outcomes = []
     with progress_bar("cases") as progress:
         for outcome in run.outcomes:
@@ -200,20 +196,13 @@ def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
 
 
 def _function(
-    name: str,
-    backward: str | None,
-    is_torch: bool,
-    norm: NormName | None,
-    dtype: str,
-    eps: float,
-    device: str | None,
-    cases: Sequence[Case],
-) -> Run:
+    name: str, device: str | None, cases: Sequence[Case], norm: NormName | None, dtype: str | None, eps: float | None,
+    **options: Any,
+) -> Run:  # fmt: skip
     """A function, possibly from a module of the current folder."""
-    target, norm = find_target(
-        name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device, folder=Path.cwd()
-    )
-    contract = Contract.of(norm, DType(dtype), eps)
+    eps = eps or 1e-5
+    target, norm = find_target(name, norm=norm, eps=eps, device=device, folder=Path.cwd(), **options)
+    contract = Contract.of(norm, DType(dtype or "f32"), eps)
     return Run(conform(target, contract, cases, d=FUNCTION_D), target.name, norm, contract.dtype, eps)
 
 
