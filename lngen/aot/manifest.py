@@ -1,7 +1,7 @@
 """The manifest of a pack: its kernel sets, which of them a launcher takes, and every file with its hash.
 
 ``manifest.json`` is described by schema.json beside this module. It has no dates, paths or machine names: the same
-request gives the same bytes.
+request gives the same bytes. A build adds to a folder, so that manifest and files never contradict each other.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ def _newest_first(images: Mapping[tuple[str, str], Facts]) -> list[Facts]:
 
 # ---- a folder ----
 
-# Its manifest and its files are changed so that they never contradict each other. One build at a time changes a folder,
-# and none deletes a file. Whenever the build is killed, each file that the manifest lists exists with the hash in the
-# list. A kernel set whose files change is not listed during the change; all others are.
+# One build at a time changes a folder, and none deletes a file. Whenever the build is killed, each file that the
+# manifest lists exists with the hash in the list. A kernel set whose files change is not listed during the change; all
+# others are.
 
 LOCK = "lngen"  # locks the folder as a whole
 
