@@ -7,8 +7,7 @@ read, so nothing is compressed here.
 
 import ctypes
 import functools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lngen.errors import LngenError, MissingError, short
@@ -42,25 +41,16 @@ def fatbin(images: Iterable[Image]) -> bytes:
 
     LngenError for an image that the library refuses, MissingError without the library.
     """
-    library = _library()
-    with _created(library) as handle:
+    library, handle, size = _library(), _HANDLE(), _SIZE_T()
+    options = (_TEXT * len(_OPTIONS))(*_OPTIONS)
+    _call(library, "nvFatbinCreate", "its options", ctypes.byref(handle), options, len(_OPTIONS))
+    try:
         for image in images:
             _add(library, handle, image)
-        size = _SIZE_T()
         _call(library, "nvFatbinSize", "the images", handle, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
         _call(library, "nvFatbinGet", "the images", handle, buffer)
         return buffer.raw
-
-
-@contextmanager
-def _created(library: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
-    """An empty fat binary, destroyed at the end."""
-    handle = _HANDLE()
-    options = (_TEXT * len(_OPTIONS))(*_OPTIONS)
-    _call(library, "nvFatbinCreate", "its options", ctypes.byref(handle), options, len(_OPTIONS))
-    try:
-        yield handle
     finally:
         library.nvFatbinDestroy(ctypes.byref(handle))
 
