@@ -140,7 +140,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Times are measured of two kernels alone; their names."""
     few = catalog.plans()[:2]
-    monkeypatch.setattr("lngen.aot.times.plans", lambda: few)
+    monkeypatch.setattr("lngen.aot.catalog.plans", lambda: few)
     return [plan.name for plan in few]
 
 
@@ -171,7 +171,7 @@ def test_times_are_medians_of_three(two: list[str], monkeypatch: pytest.MonkeyPa
         clock.append(clock[-1] + (next(spent) if len(clock) % 2 == 0 else 0.0))
         return clock[-1]
 
-    monkeypatch.setattr("lngen.aot.times.time.process_time", now)
+    monkeypatch.setattr("lngen.aot.catalog.time.process_time", now)
     for times in json.loads(generated("--time", "--json").output)["kernels"]:
         assert (times["emit_ms"], times["compile_ms"], times["cached_ms"]) == (6000, 4000, 7000)
 

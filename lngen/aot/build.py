@@ -1,9 +1,7 @@
 """A pack ahead of time: for each spec, arch and class of rows its best schedule, compiled, with a manifest.
 
-Kernels that coincide are stored once. A build adds to a folder: lngen.aot.folder and lngen.aot.manifest have the rules.
+Kernels that coincide are stored once. A build adds to a folder: lngen.aot.manifest has the rules.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
@@ -13,9 +11,8 @@ from typing import TypeVar
 
 from lngen.aot import c_library, hub, manifest
 from lngen.aot.fatbin import Image, fatbin
-from lngen.aot.folder import put
 from lngen.aot.known_answers import vectors
-from lngen.aot.manifest import Facts, Manifest
+from lngen.aot.manifest import Facts, Manifest, put
 from lngen.aot.request import Choice, Request, choices
 from lngen.aot.trace import Workload, read_trace
 from lngen.compile import Compilation, KernelSet
@@ -24,7 +21,6 @@ from lngen.devices import oldest_first
 from lngen.errors import LngenError, short
 from lngen.files import sha256
 from lngen.headers import SEARCH, headers_hash, included
-from lngen.launch.pack import FILE_NAME
 from lngen.schedule import row_bytes
 from lngen.spec import Spec, parse_spec
 from lngen.toolchain import FLAGS, Binary, compile_cubin, compile_ptx, nvrtc_version
@@ -60,24 +56,42 @@ class Built:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Job:
-    """One compilation: a kernel set's source for one arch to one kind."""
-
-    name: str
-    arch: str
-    kind: str
-
-
 @dataclass
-class _Made:
-    """What is built: kernel sets by name, the archs of each, and what was compiled of them."""
+class _Set:
+    """A kernel set to build: its archs, those whose PTX a launcher may take, and by arch and kind what is compiled."""
 
-    sets: dict[str, KernelSet] = field(default_factory=dict)
-    arches: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    ptx: dict[str, tuple[str, ...]] = field(default_factory=dict)  # archs whose PTX a launcher may take
-    compiled: dict[_Job, Binary | str] = field(default_factory=dict)
-    nvrtc: tuple[int, int] | None = None
+    kernels: KernelSet
+    arches: tuple[str, ...] = ()
+    ptx: tuple[str, ...] = ()
+    compiled: dict[tuple[str, str], Binary | str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of the kernel set."""
+        return self.kernels.plan.name
+
+    @property
+    def text_hash(self) -> str:
+        """The hash of the text with its headers."""
+        return sha256(self.kernels.bundle.encode())
+
+    def image(self, arch: str, kind: str) -> bytes:
+        """The bytes that were compiled."""
+        compiled = self.compiled[arch, kind]
+        return compiled.image if isinstance(compiled, Binary) else compiled.encode()
+
+    def roles(self, kinds: Sequence[str]) -> dict[str, Facts]:
+        """The files: their names, kinds and archs."""
+        roles: dict[str, Facts] = {f"{self.name}.cu": {"kind": "cu", "arch": None}} if "cu" in kinds else {}
+        for arch in self.arches:
+            if "ptx" in kinds or arch in self.ptx:
+                roles[f"{self.name}.{arch}.ptx"] = {"kind": "ptx", "arch": arch}
+            if "cubin" in kinds:
+                roles[f"{self.name}.{arch}.cubin"] = {"kind": "cubin", "arch": arch}
+        if "fatbin" in kinds:
+            inside = {"arches": list(self.arches), "ptx_arches": list(self.ptx)}
+            roles[f"{self.name}.fatbin"] = {"kind": "fatbin", "arch": None, **inside}
+        return roles
 
 
 def build(
@@ -132,12 +146,12 @@ def build(
         hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
         chosen = [c for of in _all([pool.submit(choices, *one) for one in wanted], progress) for c in of]
-        made = _gather(chosen)
-        manifest.check_lost(place, manifest.read(place), _planned(made, kinds))
-        _compile(made, kinds, progress, executor or pool)
-    new, files = _contents(made, chosen, kinds, bundle)
+        sets = _gather(chosen)
+        manifest.check_lost(place, manifest.read(place), _planned(sets, kinds))
+        nvrtc = _compile(sets, kinds, progress, executor or pool)
+    new, files = _contents(sets, chosen, kinds, bundle, nvrtc)
     library = c_library.Wanted("cmake" in kinds, embed) if "c" in kinds else None
-    written, replaced = hub.put(Path(out), new, files) if layout == HUB else _put(Path(out), new, files, library)
+    written, replaced = hub.put(Path(out), new, files) if layout == HUB else put(Path(out), new, files, library)
     notes = dict.fromkeys([*workload.notes, *(n for c, asked in wanted for n in asked.notes(c)), *_skipped(workload)])
     return Built(Path(out), new, tuple(written), tuple(replaced), tuple(notes))
 
@@ -153,13 +167,6 @@ def _layout(layout: str, folder: Path) -> tuple[Path, tuple[str, ...]]:
     if layout not in LAYOUTS:
         raise LngenError(f"there is no layout '{short(layout)}', expected {', '.join(LAYOUTS)}.")
     return (folder / hub.PACK, hub.KINDS) if layout == HUB else (folder, DEFAULT_KINDS)
-
-
-def _put(
-    folder: Path, new: Manifest, files: Mapping[str, bytes], library: c_library.Wanted | None
-) -> tuple[list[str], list[str]]:
-    """Add kernels to a pack: the names of what was written, and what it replaces."""
-    return [*files, *(library.names if library else ()), FILE_NAME], put(folder, new, files, library)
 
 
 def _kinds(emit: str | Sequence[str]) -> tuple[str, ...]:
@@ -186,138 +193,101 @@ def _all(futures: Sequence[Future[Result]], progress: Progress | None) -> list[R
     return [future.result() for future in futures]
 
 
-def _gather(chosen: Iterable[Choice]) -> _Made:
-    """The kernel sets of choices; LngenError if two that differ have one name."""
-    made, arches, ptx = _Made(), dict[str, list[str]](), dict[str, list[str]]()
+def _gather(chosen: Iterable[Choice]) -> dict[str, _Set]:
+    """The kernel sets of choices by name; LngenError if two that differ have one name."""
+    found: dict[str, _Set] = {}
     for choice in chosen:
+        target = choice.target
         for kernels in choice.candidates:
-            name = kernels.plan.name
-            if made.sets.setdefault(name, kernels).text != kernels.text:
+            one = found.setdefault(kernels.plan.name, _Set(kernels))
+            if one.kernels.text != kernels.text:
                 raise LngenError(
-                    f"two kernel sets that differ are called '{name}'; give one of their graphs another name."
+                    f"two kernel sets that differ are called '{one.name}'; give one of their graphs another name."
                 )
-            arches.setdefault(name, []).append(choice.target.arch)
-            ptx.setdefault(name, []).extend([choice.target.arch] * choice.target.ptx)
-    made.arches = {name: oldest_first(of) for name, of in arches.items()}
-    made.ptx = {name: oldest_first(of) for name, of in ptx.items()}
-    return made
+            one.arches = oldest_first([*one.arches, target.arch])
+            one.ptx = oldest_first([*one.ptx, *[target.arch] * target.ptx])
+    return found
 
 
-def _planned(made: _Made, kinds: Sequence[str]) -> Manifest:
+def _planned(sets: Mapping[str, _Set], kinds: Sequence[str]) -> Manifest:
     """The kernel sets with the names of their files, before anything is compiled."""
-    entries = {
-        name: {"text_sha256": _text_hash(kernels), "files": _roles(name, made, kinds)}
-        for name, kernels in made.sets.items()
-    }
+    entries = {name: {"text_sha256": one.text_hash, "files": one.roles(kinds)} for name, one in sets.items()}
     return Manifest({}, entries, {})
-
-
-def _text_hash(kernels: KernelSet) -> str:
-    """The hash of a kernel's text with its headers."""
-    return sha256(kernels.bundle.encode())
 
 
 # ---- compilations ----
 
+Version = tuple[int, int]  # of NVRTC
 
-def _compile(made: _Made, kinds: Sequence[str], progress: Progress | None, executor: Executor) -> None:
-    """All compilations of the build, side by side: NVRTC releases Python's global lock.
+
+def _compile(
+    sets: Mapping[str, _Set], kinds: Sequence[str], progress: Progress | None, executor: Executor
+) -> Version | None:
+    """All compilations of the build, side by side: NVRTC releases Python's global lock; its version, if there are any.
 
     Resources come from the cubin's log, so for PTX alone a cubin is compiled as well. Cubins that a kernel set already
     has, from the search for its schedule, are reused.
     """
     jobs = []
-    for name, arches in made.arches.items():
-        ptx = {*made.ptx[name], *(arches if "ptx" in kinds else ())}
+    for one in sets.values():
+        ptx = {*one.ptx, *(one.arches if "ptx" in kinds else ())}
         if ptx or {*kinds} & {"cubin", "fatbin"}:
-            jobs += [_Job(name, arch, kind) for arch in arches for kind in ("cubin", "ptx")[: 1 + (arch in ptx)]]
+            jobs += [(one, arch, kind) for arch in one.arches for kind in ("cubin", *["ptx"] * (arch in ptx))]
     if not jobs:
-        return
-    made.nvrtc = nvrtc_version()
-    for job in jobs:
-        if job.kind == "cubin" and job.arch in made.sets[job.name].cubins:
-            made.compiled[job] = made.sets[job.name].cubins[job.arch]
-    rest = [job for job in jobs if job not in made.compiled]
-    futures = [executor.submit(_one, job, made.sets[job.name].text, made.nvrtc) for job in rest]
-    made.compiled |= dict(zip(rest, _all(futures, progress), strict=True))
+        return None
+    version, waiting = nvrtc_version(), []
+    for one, arch, kind in jobs:
+        if kind == "cubin" and arch in one.kernels.cubins:
+            one.compiled[arch, kind] = one.kernels.cubins[arch]
+        else:
+            waiting.append((one, arch, kind))
+    futures = [executor.submit(_one, one.name, arch, kind, one.kernels.text, version) for one, arch, kind in waiting]
+    for (one, arch, kind), compiled in zip(waiting, _all(futures, progress), strict=True):
+        one.compiled[arch, kind] = compiled
+    return version
 
 
-def _one(job: _Job, source: str, version: tuple[int, int]) -> Binary | str:
+def _one(name: str, arch: str, kind: str, source: str, version: Version) -> Binary | str:
     """One compilation, by the NVRTC that the manifest names; runs on any executor."""
     if nvrtc_version() != version:
         here, wanted = (".".join(map(str, v)) for v in (nvrtc_version(), version))
         raise LngenError(f"a worker has NVRTC {here} and this machine {wanted}; install the same on both.")
-    name = f"{job.name}.cu"
-    if job.kind == "ptx":
-        return compile_ptx(source, job.arch, name=name)
-    return compile_cubin(source, job.arch, name=name)
+    return (compile_ptx if kind == "ptx" else compile_cubin)(source, arch, name=f"{name}.cu")
 
 
 # ---- files, and what the manifest says of them ----
 
 
-def _roles(name: str, made: _Made, kinds: Sequence[str]) -> dict[str, Facts]:
-    """The files of a kernel set: their names, kinds and archs."""
-    arches = made.arches[name]
-    roles: dict[str, Facts] = {f"{name}.cu": {"kind": "cu", "arch": None}} if "cu" in kinds else {}
-    for arch in arches:
-        if "ptx" in kinds or arch in made.ptx[name]:
-            roles[f"{name}.{arch}.ptx"] = {"kind": "ptx", "arch": arch}
-        if "cubin" in kinds:
-            roles[f"{name}.{arch}.cubin"] = {"kind": "cubin", "arch": arch}
-    if "fatbin" in kinds:
-        inside = {"arches": list(arches), "ptx_arches": list(made.ptx[name])}
-        roles[f"{name}.fatbin"] = {"kind": "fatbin", "arch": None, **inside}
-    return roles
-
-
 def _contents(
-    made: _Made, chosen: Sequence[Choice], kinds: Sequence[str], bundle: bool
+    sets: Mapping[str, _Set], chosen: Sequence[Choice], kinds: Sequence[str], bundle: bool, nvrtc: Version | None
 ) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest of what is built, and its files in order."""
-    new, files, headers = Manifest(), dict[str, bytes](), dict[str, bytes]()
-    for name, kernels in made.sets.items():
-        include = None if bundle or "cu" not in kinds else _headers(kernels, headers)
-        roles = _roles(name, made, kinds)
-        own = {file: _data(name, role, kernels, made, bundle) for file, role in roles.items()}
+    new, files, others = Manifest(), dict[str, bytes](), dict[str, bytes]()
+    for name, one in sets.items():
+        include = None if bundle or "cu" not in kinds else _headers(one.kernels, others)
+        roles, plan = one.roles(kinds), one.kernels.plan
+        own = {file: _data(one, role, bundle) for file, role in roles.items()}
         files |= own
         new.kernel_sets[name] = {
-            **described(kernels.plan),
-            "text_sha256": _text_hash(kernels),
+            **described(plan),
+            "text_sha256": one.text_hash,
             "lngen_version": __version__,
             "compile": {"flags": list(FLAGS), "include": include},
             "resources": {
-                a: manifest.resources_of(kernels.plan, binary.resources, a)
-                for a in made.arches[name]
-                if isinstance(binary := made.compiled.get(_Job(name, a, "cubin")), Binary)
+                arch: manifest.resources_of(plan, binary.resources, arch)
+                for arch in one.arches
+                if isinstance(binary := one.compiled.get((arch, "cubin")), Binary)
             },
             "files": {
-                file: {**role, "bytes": len(own[file]), "sha256": sha256(own[file]), **_made_by(role, made)}
+                file: {**role, "bytes": len(own[file]), "sha256": sha256(own[file]), **_made_by(role, nvrtc)}
                 for file, role in roles.items()
             },
         }
     new.specs = _dispatch(chosen, kinds)
-    others = headers | _known_answers(chosen, kinds)
+    for spec in dict.fromkeys(c.spec for c in chosen) if "vectors" in kinds else ():
+        others |= vectors(spec)
     new.others = {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in sorted(others.items())}
     return new, files | dict(sorted(others.items()))
-
-
-def _fatbin(name: str, made: _Made) -> bytes:
-    """The fat binary of a kernel set: machine code for each arch, and the PTX that newer GPUs run."""
-    images = []
-    for arch in made.arches[name]:
-        binary = made.compiled[_Job(name, arch, "cubin")]
-        assert isinstance(binary, Binary)
-        images.append(Image(arch, "cubin", binary.image))
-        if arch in made.ptx[name]:
-            images.append(Image(arch, "ptx", str(made.compiled[_Job(name, arch, "ptx")]).encode()))
-    return fatbin(images)
-
-
-def _known_answers(chosen: Sequence[Choice], kinds: Sequence[str]) -> dict[str, bytes]:
-    """The test vectors of each spec."""
-    specs = {str(c.spec): c.spec for c in chosen} if "vectors" in kinds else {}
-    return {name: data for spec in specs.values() for name, data in vectors(spec).items()}
 
 
 def _headers(kernels: KernelSet, headers: dict[str, bytes]) -> str:
@@ -327,24 +297,24 @@ def _headers(kernels: KernelSet, headers: dict[str, bytes]) -> str:
     return folder
 
 
-def _made_by(role: Facts, made: _Made) -> Facts:
+def _made_by(role: Facts, nvrtc: Version | None) -> Facts:
     """The compiler of a file, and the oldest driver that takes it, as the driver counts: 13000 for CUDA 13.0."""
-    if role["kind"] == "cu" or made.nvrtc is None:
+    if role["kind"] == "cu" or nvrtc is None:
         return {"nvrtc": None, "driver": None}
-    major, minor = made.nvrtc
+    major, minor = nvrtc
     # A driver runs machine code of every minor version of its CUDA; it reads PTX of the versions it knows.
     return {"nvrtc": f"{major}.{minor}", "driver": 1000 * major + (10 * minor if role["kind"] == "ptx" else 0)}
 
 
-def _data(name: str, role: Facts, kernels: KernelSet, made: _Made, bundle: bool) -> bytes:
-    """The bytes of a file."""
+def _data(one: _Set, role: Facts, bundle: bool) -> bytes:
+    """The bytes of a file. A fat binary has machine code for each arch, and the PTX that newer GPUs run."""
     if role["kind"] == "cu":
-        beside = kernels.text.replace(SEARCH, f"-I include/{headers_hash()}", 1)
-        return (kernels.bundle if bundle else beside).encode()
+        beside = one.kernels.text.replace(SEARCH, f"-I include/{headers_hash()}", 1)
+        return (one.kernels.bundle if bundle else beside).encode()
     if role["kind"] == "fatbin":
-        return _fatbin(name, made)
-    compiled = made.compiled[_Job(name, role["arch"], role["kind"])]
-    return compiled.image if isinstance(compiled, Binary) else compiled.encode()
+        inside = [(arch, kind) for arch in one.arches for kind in ("cubin", *["ptx"] * (arch in one.ptx))]
+        return fatbin(Image(arch, kind, one.image(arch, kind)) for arch, kind in inside)
+    return one.image(role["arch"], role["kind"])
 
 
 def _dispatch(chosen: Iterable[Choice], kinds: Sequence[str]) -> dict[str, Facts]:

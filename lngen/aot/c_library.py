@@ -1,23 +1,24 @@
-"""The C library of a pack: its manifest as tables of C, which the launcher in templates/c interprets."""
+"""The C library of a pack: its manifest as tables of C, which templates/c interprets, and the C++ header over it."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
-from lngen.aot import cpp_header
-from lngen.aot.c_groups import Group, Member, groups_of
 from lngen.aot.manifest import Facts, Manifest
-from lngen.emit import environment
+from lngen.emit import environment, fitted
 from lngen.errors import LngenError
+from lngen.files import sha256
 from lngen.ir import RULES as VALUE_RULES
 from lngen.version import __version__
 
-HEADER, SOURCE = "c/lngen_kernels.h", "c/lngen_kernels.c"
+HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
 CMAKE = ("c/CMakeLists.txt", "c/lngen-pack-config.cmake", "c/lngen-pack.pc.in")
 RULES = tuple(rule.text for rule in VALUE_RULES.values())
 MOST_ROWS, MOST_BYTES = 2**40, 2**62  # so that the launcher's sums and products have 64 bits
@@ -34,15 +35,15 @@ class Wanted:
     @property
     def names(self) -> tuple[str, ...]:
         """The files, by their paths in the pack."""
-        return (HEADER, SOURCE, cpp_header.HPP, *(CMAKE if self.cmake else ()))
+        return (HEADER, SOURCE, HPP, *(CMAKE if self.cmake else ()))
 
     def __call__(self, pack: Manifest, image: Callable[[str], bytes]) -> dict[str, bytes]:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": RULES, "embedded": self.embed}
-        names = [n for n in self.names if n != cpp_header.HPP]
-        texts = {n: environment().get_template(f"{n}.jinja").render(**given, tables=library.tables) for n in names}
-        texts[cpp_header.HPP] = cpp_header.text(library.groups)
+        given |= {"tables": library.tables, **_cpp(library.groups)}
+        texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
+        texts[HPP] = "\n".join(part for line in texts[HPP].splitlines() for part in fitted(line))
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
 
 
@@ -54,6 +55,171 @@ def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None
         raise LngenError(f"{'embed' if embed else 'cmake'} is of a C library, which is not emitted; emit c as well.")
     if "c" not in kinds and SOURCE in there.others:
         raise LngenError("the folder has a C library, which would lack what this build adds; emit c as well.")
+
+
+# ---- groups: specs that differ in D and dtype alone share a function and a struct of arguments ----
+
+DTYPES = ("f16", "bf16", "f32", "f64")  # as in lngen_dtype
+DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
+
+# Words that are no names of fields: of C11, of C++17, and what compilers define without being asked.
+KEYWORDS = """
+    auto break case char const continue default do double else enum extern float for goto if inline int long register
+    restrict return short signed sizeof static struct switch typedef union unsigned void volatile while alignas alignof
+    and and_eq asm bitand bitor bool catch char8_t char16_t char32_t class compl concept const_cast consteval constexpr
+    constinit co_await co_return co_yield decltype delete dynamic_cast explicit export false friend mutable namespace
+    new noexcept not not_eq nullptr operator or or_eq private protected public reinterpret_cast requires static_assert
+    static_cast template this thread_local throw true try typeid typename typeof using virtual wchar_t xor xor_eq linux
+    unix NULL"""
+
+
+class Group:
+    """The specs of a struct and its functions, sorted by dtype and D; their tensors by name in order."""
+
+    def __init__(self, name: str, specs: Sequence[Member]) -> None:
+        self.name, self.members = name, sorted(specs, key=lambda s: (DTYPES.index(s.of["dtype"]), s.of["d"]))
+        self.specs = [s.text for s in self.members]
+        self.graph, self.direction = specs[0].of["graph"], DIRECTIONS[specs[0].of["direction"]]
+        self.two = specs[0].of["strides"] == 2
+        self.eps = any(
+            a["kind"] == "value" for s in specs for e in s.sets for k in e["kernels"] for a in k["arguments"]
+        )
+        self.title = f"the {self.direction} of {self.graph}"
+        used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
+        self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
+        ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
+        self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
+
+    def _of(self, tensor: str) -> list[Facts]:
+        return [t for s in self.members for t in s.tensors if t["name"] == tensor]
+
+    def _wide(self, tensor: str) -> bool:
+        return any(t["axes"] == ["M", "D"] for t in self._of(tensor))
+
+    @property
+    def fields(self) -> Iterator[str]:
+        """The members of the struct, with what they hold."""
+        yield from ("int64_t d;", "lngen_dtype dtype;", "int64_t rows;", *["double eps;"] * self.eps)
+        if self.two:
+            yield "int64_t inner; /* row r begins at (r / inner) * outer_stride + (r % inner) * stride */"
+        for tensor, name in self.names.items():
+            facts = self._of(tensor)
+            shape = ", ".join({"M": "rows", "D": "d"}[a] for a in facts[0]["axes"])
+            dtypes = " or ".join(sorted({t["dtype"] for t in facts}, key=DTYPES.index))
+            const = "const " if facts[0]["role"] == "input" else ""
+            yield f"{const}void *{name}; /* [{shape}], {dtypes}{self._same(tensor)} */"
+            yield from (f"int64_t {stride};" for stride in self.strides.get(tensor, ()))
+        yield from ("void *workspace; /* a multiple of 256 */", "size_t workspace_bytes;")
+
+    def _same(self, tensor: str) -> str:
+        """Results of the same value, which are not stored again."""
+        same = {n: None for s in self.members for n, first in s.sets[0]["same_tensor"].items() if first == tensor}
+        return f"; also {', '.join(same)}" if same else ""
+
+
+def _unique(name: str, used: set[str]) -> str:
+    """A name that no other field of the struct has, and that is no keyword."""
+    while name in used or name in KEYWORDS.split():
+        name += "_"
+    used.add(name)
+    return name
+
+
+ENDS = ("", "_args", "_workspace_bytes", "_init_workspace")  # of what a group declares
+
+
+def group_names(keys: Sequence[str]) -> dict[str, str]:
+    """The C names of groups by their texts, specs without d and dtype; those that would coincide have a hash."""
+    plain = {key: _group_name(key) for key in keys}
+    declared = Counter(name + end for name in plain.values() for end in ENDS)
+    clash = {key for key, name in plain.items() if any(declared[name + end] > 1 for end in ENDS)}
+    return {key: name + f"_{sha256(key.encode())[:8]}" * (key in clash) for key, name in plain.items()}
+
+
+def _group_name(key: str) -> str:
+    """``rmsnorm.bwd:wrt=x,gamma=no`` as ``lngen_rmsnorm_backward_wrt_x_no_gamma``."""
+    head, _, options = key.partition(":")
+    graph, _, direction = head.rpartition(".")
+    words = [graph.replace("@", "_"), DIRECTIONS[direction]]
+    for option in filter(None, options.split(",")):
+        name, _, value = option.partition("=")
+        words.append({"yes": name, "no": f"no_{name}"}.get(value) or re.sub("[^A-Za-z0-9_]+", "_", f"{name}_{value}"))
+    return "_".join(("lngen", *words))
+
+
+class Member:
+    """A spec of the manifest that has kernels for a driver; all its kernel sets have the same tensors."""
+
+    def __init__(self, text: str, facts: Facts, sets: Mapping[str, Facts]) -> None:
+        head, _, keys = text.partition(":")
+        self.text, self.row_bytes, self.images = text, facts["row_bytes"], _for_drivers(facts)
+        self.key = f"{head}:{','.join(keys.split(',')[2:])}"  # without d and dtype, which every spec has first
+        choices = [c for i in self.images for e in i["classes"] for c in (e, e["otherwise"]) if c]
+        self.sets = [sets[c["kernel_set"]] for c in choices]
+        self.of: Facts = self.sets[0]["spec"]
+        self.tensors: list[Facts] = self.sets[0]["tensors"]
+
+
+def _for_drivers(facts: Facts) -> list[Facts]:
+    """The images of a spec without those for a compiler."""
+    return [i for i in facts["images"] if i["kind"] != "source"]
+
+
+def groups_of(pack: Manifest) -> list[Group]:
+    """The groups of a pack, sorted by name."""
+    found = (Member(t, f, pack.kernel_sets) for t, f in pack.specs.items() if _for_drivers(f))
+    by_key = {key: [*of] for key, of in groupby(sorted(found, key=lambda s: s.key), key=lambda s: s.key)}
+    names = group_names([*by_key])
+    return sorted((Group(names[key], of) for key, of in by_key.items()), key=lambda g: g.name)
+
+
+# ---- the C++ header ----
+
+TYPES = {"f32": "float", "f64": "double"}  # beside T; there is no type for 16-bit elements
+
+# What Normalize_Layer calls: specs without d and dtype.
+NORMS = {
+    "Forward": "layernorm.fwd:eps=run",
+    "ForwardY": "layernorm.fwd:eps=run,save=y+rstd",
+    "Infer": "layernorm.fwd:eps=run,save=none",
+    "Backward": "layernorm.bwd:eps=run",
+    "BackwardY": "layernorm.bwd:eps=run,save=y+rstd",
+    "FusedAdd": "add_layernorm.bwd:eps=run",
+    "FusedAddY": "add_layernorm.bwd:eps=run,save=y+rstd",
+}
+
+
+def _cpp(groups: Sequence[Group]) -> dict[str, Any]:
+    """What the template of the header needs: the classes, and those of Normalize_Layer."""
+    used: set[str] = set()
+    classes = [_Class(g, used) for g in groups]
+    by_key = {c.key: c for c in classes}
+    return {"classes": classes, "norms": {name: by_key.get(key) for name, key in NORMS.items()}, "keys": NORMS}
+
+
+class _Class:
+    """The class of a group: ``LayernormForward`` of ``lngen_layernorm_forward``; its tensors with types and names."""
+
+    def __init__(self, group: Group, used: set[str]) -> None:
+        words = group.name.removeprefix("lngen_").split("_")
+        self.name = _unique("".join(word[:1].upper() + word[1:] for word in words), used)
+        self.group, self.eps, self.key = group.name, group.eps, group.members[0].key
+        self.workspace = any(e["workspace"]["buffers"] for s in group.members for e in s.sets)
+        taken = {"T", "rows", "workspace", "workspace_bytes", "stream", "call"}
+        self.tensors = {t: (_type(group, t), _unique(name, taken), name) for t, name in group.names.items()}
+
+
+def _type(group: Group, tensor: str) -> str:
+    """The type of a tensor's pointer, in which T is that of the elements."""
+    found = [(s.of["dtype"], t) for s in group.members for t in s.tensors if t["name"] == tensor]
+    const, dtypes = "const " * (found[0][1]["role"] == "input"), {t["dtype"] for _, t in found}
+    spec = group.members[0].of
+    named = {*spec["inputs"], *spec["outputs"]}
+    if tensor not in named | {f"d{name}" for name in named}:
+        return f"{const}statistic<T> *"
+    if all(t["dtype"] == own for own, t in found):
+        return f"{const}T *"
+    return f"{const}{TYPES.get(dtypes.pop(), 'void') if len(dtypes) == 1 else 'void'} *"
 
 
 # ---- tables ----

@@ -5,21 +5,13 @@ https://docs.nvidia.com/cuda/nvfatbin. Its default compresses PTX with Zstandard
 read, so nothing is compressed here.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from lngen.errors import LngenError, MissingError, short
 from lngen.version import install_hint
-
-MAGIC = 0xBA55ED50  # the first four bytes, little-endian
 
 _OPTIONS = (b"-64", b"-compress=false")
 _SIZE_T = ctypes.c_size_t
@@ -36,67 +28,29 @@ _SIGNATURES: dict[str, list[Any]] = {
 }
 
 
-@dataclass(frozen=True, order=True)
-class Image:
-    """One member of a fat binary: an ELF file or the text of PTX, for ``arch`` ("sm_90", "sm_90a")."""
+class Image(NamedTuple):
+    """One member of a fat binary: a cubin or the text of PTX, for ``arch`` ("sm_90", "sm_90a")."""
 
     arch: str
-    kind: Literal["cubin", "ptx"]
+    kind: str
     data: bytes
 
 
-def fatbin(images: Sequence[Image]) -> bytes:
-    """One fat binary of ``images``; their order does not matter.
+def fatbin(images: Iterable[Image]) -> bytes:
+    """One fat binary of ``images``, in their order. PTX loses its comments, which the library removes.
 
-    Members are sorted by the number of the arch, cubins before PTX. PTX loses its comments, which the library removes.
-    LngenError for no images, two of one arch and kind, a name that is no arch, PTX whose ``.target`` is another arch,
-    or an image that the library refuses. MissingError without the library.
+    LngenError for an image that the library refuses, MissingError without the library.
     """
-    ordered = sorted(images, key=lambda image: (_number(image), image.arch, image.kind, image.data))
-    if not ordered:
-        raise LngenError("a fat binary is expected to hold at least one cubin or PTX, got none; name an arch.")
-    for one, other in pairwise(ordered):
-        if (one.arch, one.kind) == (other.arch, other.kind):
-            raise LngenError(f"a fat binary holds one {one.kind} for {one.arch}, got two; leave one of them away.")
-    for image in ordered:
-        _check_target(image)
-    library = _library()
-    with _created(library) as handle:
-        for image in ordered:
+    library, handle, size = _library(), _HANDLE(), _SIZE_T()
+    options = (_TEXT * len(_OPTIONS))(*_OPTIONS)
+    _call(library, "nvFatbinCreate", "its options", ctypes.byref(handle), options, len(_OPTIONS))
+    try:
+        for image in images:
             _add(library, handle, image)
-        size = _SIZE_T()
         _call(library, "nvFatbinSize", "the images", handle, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)
         _call(library, "nvFatbinGet", "the images", handle, buffer)
         return buffer.raw
-
-
-def _number(image: Image) -> int:
-    """90 of sm_90a; LngenError for a name that is no arch, or a kind that is none."""
-    found = re.fullmatch(r"sm_(\d{2,3})[af]?", image.arch, re.ASCII)
-    if found is None:
-        raise LngenError(f"an arch of a fat binary is expected to be like sm_90, got '{short(image.arch)}'.")
-    if image.kind not in ("cubin", "ptx"):
-        raise LngenError(f"an image of a fat binary is expected to be cubin or ptx, got '{short(image.kind)}'.")
-    return int(found[1])
-
-
-def _check_target(image: Image) -> None:
-    """LngenError for PTX of another arch, which the library would take and no driver could load."""
-    if image.kind == "ptx" and (target := re.search(rb"^\s*\.target\s+(sm_\w+)", image.data, re.MULTILINE)):
-        there = target[1].decode("ascii", "replace")
-        if there != image.arch:
-            raise LngenError(f"PTX for {image.arch} is expected, but its .target is {short(there)}; name that arch.")
-
-
-@contextmanager
-def _created(library: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
-    """An empty fat binary, destroyed at the end."""
-    handle = _HANDLE()
-    options = (_TEXT * len(_OPTIONS))(*_OPTIONS)
-    _call(library, "nvFatbinCreate", "its options", ctypes.byref(handle), options, len(_OPTIONS))
-    try:
-        yield handle
     finally:
         library.nvFatbinDestroy(ctypes.byref(handle))
 

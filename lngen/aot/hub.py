@@ -4,10 +4,8 @@
 lngen/hub_package, copies of what launches in lngen, the kernels in ``pack``, and metadata.json with the digest of every
 file. Beside it lie build.toml for ``kernel-builder upload``, and the card of the repository.
 
-A build adds to the package as it adds to a pack: lngen.aot.folder has the rules, which hold for metadata.json as well.
+A build adds to the package as it adds to a pack. lngen.aot.manifest has the rules; they hold for metadata.json, too.
 """
-
-from __future__ import annotations
 
 import base64
 import hashlib
@@ -18,9 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lngen.aot import hub_texts, manifest
-from lngen.aot.folder import LOCK, Step, changes, check_inside
-from lngen.aot.manifest import Facts, Manifest
-from lngen.config import PACKAGE
+from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside, names_of
+from lngen.config import PACKAGE, data_dir
 from lngen.errors import LngenError
 from lngen.files import exclusive, parse_json, read, reason, write_in_order
 from lngen.launch.pack import FILE_NAME, LARGEST
@@ -50,7 +47,7 @@ def sources() -> dict[str, bytes]:
         copied = sorted(PACKAGE.glob(pattern))
         found |= {f"{OWN}/{path.relative_to(PACKAGE).as_posix()}": path.read_bytes() for path in copied}
     found[f"{NAME.replace('-', '_')}/__init__.py"] = hub_texts.COMPATIBLE.encode()
-    return {**found, "LICENSE": hub_texts.LICENSE.encode()}
+    return {**found, "LICENSE": (data_dir("templates").parent / "LICENSE").read_bytes()}
 
 
 # ---- metadata.json ----
@@ -146,7 +143,7 @@ def _check_place(folder: Path) -> None:
 def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
     """Add kernels to the package in ``folder``: the names of what was written, and what it replaces or leaves.
 
-    LngenError in the cases of ``lngen.aot.folder.put``, and if something else lies where the package would.
+    LngenError in the cases of ``lngen.aot.manifest.put``, and if something else lies where the package would.
     """
     with exclusive(folder, LOCK) as staging:
         _check_place(folder)
@@ -166,7 +163,7 @@ def put(folder: Path, new: Manifest, files: Mapping[str, bytes]) -> tuple[list[s
         texts, left = _texts(folder, parse_json(last), whole)
         steps = [(variant / METADATA, first), *steps, *texts, (variant / METADATA, last)]
         write_in_order(steps, staging)
-    return [*dict.fromkeys(path.relative_to(folder).as_posix() for path, _ in reversed(steps))][::-1], replaced + left
+    return names_of(folder, steps), replaced + left
 
 
 def _texts(folder: Path, metadata: Facts, pack: Manifest) -> tuple[list[Step], list[str]]:

@@ -5,8 +5,6 @@ every machine: inputs come from the raw output of PCG64, whose stream NumPy keep
 arithmetic and one rounding; results are the interpreter's. The NIST calls such tests known-answer tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -18,7 +16,6 @@ import ml_dtypes
 import numpy as np
 
 from lngen.check.inputs import positive_inputs
-from lngen.errors import LngenError, short
 from lngen.files import sha256
 from lngen.interpret import interpret
 from lngen.ir import BF16, WIDE, M, Value
@@ -27,8 +24,7 @@ from lngen.spec import Spec
 
 SCHEMA_VERSION = 1
 TABLE = "vectors.json"
-ELEMENTS = 2**16  # of an [M, D] tensor by default, unless two rows have more
-MOST_ELEMENTS = 2**26  # of an [M, D] tensor
+ELEMENTS = 2**16  # of an [M, D] tensor, unless two rows have more
 SPECIAL = "special"  # the case whose first rows have NaN, infinity and other special numbers
 
 _NPY_RULE = "NumPy's format, version 1.0; bf16, which it lacks, as uint16: the upper half of the float32"
@@ -46,23 +42,18 @@ def row_counts(d: int) -> tuple[int, ...]:
     return (0, 1, most) if most > 2 else (0, 2)
 
 
-def vectors(spec: Spec, rows: Sequence[int] | None = None) -> dict[str, bytes]:
+def vectors(spec: Spec) -> dict[str, bytes]:
     """The files of a spec by their names in a pack, ``vectors/SLUG/...``, SLUG is ``spec.file_slug``.
 
-    There is a case for each of ``rows``, by default ``row_counts(spec.d)``, and SPECIAL, with the most rows of them,
-    unless these are none. A tensor of a case is ``rows_5/x.npy`` and ``rows_5/x.bin``; an input without rows is the
-    same in all cases, ``gamma.npy`` and ``gamma.bin``. ``vectors.json`` has the tensors of each case with role, dtype,
-    shape, files and hashes, and the rules for reading and comparing them. A backward's saved tensors are results of the
-    forward. LngenError for a number of rows that is negative, or has more than MOST_ELEMENTS elements.
+    There is a case for each of ``row_counts(spec.d)``, and SPECIAL, with the most rows of them. A tensor of a case is
+    ``rows_5/x.npy`` and ``rows_5/x.bin``; an input without rows is the same in all cases, ``gamma.npy`` and
+    ``gamma.bin``. ``vectors.json`` has the tensors of each case with role, dtype, shape, files and hashes, and the
+    rules for reading and comparing them. A backward's saved tensors are results of the forward.
     """
-    counts = sorted({int(n) for n in (row_counts(spec.d) if rows is None else rows)})
-    for n in counts:
-        if not 0 <= n <= MOST_ELEMENTS // spec.d:
-            most = f"from 0 to {MOST_ELEMENTS // spec.d} rows of {spec.d} elements"
-            raise LngenError(f"test vectors are expected to have {most}, got {short(n)}; name fewer rows.")
+    counts = row_counts(spec.d)
     folder, files, cases = f"vectors/{spec.file_slug}", dict[str, bytes](), []
     saved = {r.name for r in spec.forward().results}
-    for name, n in [*((f"rows_{n}", n) for n in counts), *((SPECIAL, n) for n in counts[-1:] if n)]:
+    for name, n in [*((f"rows_{n}", n) for n in counts), (SPECIAL, counts[-1])]:
         inputs = _inputs(spec, n, special=name == SPECIAL)
         results = interpret(spec.graph(), inputs)
         tensors = [

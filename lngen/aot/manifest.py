@@ -1,25 +1,25 @@
 """The manifest of a pack: its kernel sets, which of them a launcher takes, and every file with its hash.
 
 ``manifest.json`` is described by schema.json beside this module. It has no dates, paths or machine names: the same
-request gives the same bytes.
+request gives the same bytes. A build adds to a folder, so that manifest and files never contradict each other.
 """
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from lngen.contract import RULES
 from lngen.devices import device_for, oldest_first
 from lngen.errors import LngenError
-from lngen.files import parse_json, reason
+from lngen.files import exclusive, parse_json, reason, sha256, write_in_order
 from lngen.files import read as read_file
-from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST
+from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST, content
 from lngen.launch.shape import SCHEMA_VERSION, check_document
 from lngen.lower import Plan, requested_shared
 from lngen.toolchain import Resources
@@ -96,13 +96,6 @@ def read(folder: Path) -> Manifest:
     return Manifest(document["specs"], {e["name"]: e for e in document["kernel_sets"]}, document["other_files"])
 
 
-@cache
-def schema() -> Facts:
-    """The JSON schema of a manifest (draft 2020-12)."""
-    found: Facts = json.loads(files("lngen.aot").joinpath("schema.json").read_text(encoding="utf-8"))
-    return found
-
-
 # ---- two builds in one folder ----
 
 
@@ -174,6 +167,80 @@ def _newest_first(images: Mapping[tuple[str, str], Facts]) -> list[Facts]:
     kinds = ("cubin", "ptx", "source")
     order = [*reversed(oldest_first(arch for arch, _ in images))]
     return [images[a, kind] for kind in kinds for a in order if (a, kind) in images]
+
+
+# ---- a folder ----
+
+# One build at a time changes a folder, and none deletes a file. Whenever the build is killed, each file that the
+# manifest lists exists with the hash in the list. A kernel set whose files change is not listed during the change; all
+# others are.
+
+LOCK = "lngen"  # locks the folder as a whole
+
+Step = tuple[Path, bytes]  # a file to write
+
+# Files that follow from the manifest of the whole folder, and from the bytes of the files that it lists, by name.
+Derived = Callable[[Manifest, Callable[[str], bytes]], Mapping[str, bytes]]
+
+
+def put(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
+) -> tuple[list[str], list[str]]:
+    """Add what is in ``new``, and its files, to ``folder``: the names of what was written, and what it replaces there.
+
+    ``derived``: also what follows from the whole.
+
+    LngenError if the folder cannot be written to, its manifest is invalid, or a kernel set in it would lose a file;
+    then nothing has changed.
+    """
+    with exclusive(folder, LOCK) as staging:
+        steps, _, replaced = changes(folder, new, files, derived)
+        write_in_order(steps, staging)
+    return names_of(folder, steps), replaced
+
+
+def names_of(folder: Path, steps: Sequence[Step]) -> list[str]:
+    """The names of the files in a folder, in the order in which the last bytes of each are written."""
+    return [*dict.fromkeys(path.relative_to(folder).as_posix() for path, _ in reversed(steps))][::-1]
+
+
+def changes(
+    folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
+) -> tuple[list[Step], Manifest, list[str]]:
+    """What ``put`` writes, in order, the manifest last, which is the second; and what that replaces.
+
+    The caller holds the lock.
+    """
+    target = folder / FILE_NAME
+    old = read(folder)
+    check_lost(folder, old, new)
+    after, replaced = merged(old, new)
+    listed = old.files()
+    if derived is not None:
+        own = files
+        more = derived(after, lambda name: own[name] if name in own else content(folder, name, listed[name]))
+        after.others |= {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in more.items()}
+        files = {**files, **more}
+    check_inside(folder, files)
+    changed = {name for name, data in files.items() if name in listed and listed[name] != sha256(data)}
+    replaced += [f"'{name}' has other bytes than before." for name in sorted(changed)]
+    changing = {name for name, entry in old.kernel_sets.items() if not changed.isdisjoint(entry["files"])}
+    before = old.without(changing)
+    before.others = {name: facts for name, facts in old.others.items() if name not in changed}
+    steps = [(target, before.render())] if changed else []
+    steps += [(folder / name, data) for name, data in files.items()]
+    return [*steps, (target, after.render())], after, replaced
+
+
+def check_inside(folder: Path, files: Iterable[str]) -> None:
+    """LngenError if a folder of the pack is a link to another place, where files would be written."""
+    here = os.path.realpath(folder)
+    for parent in {Path(name).parent for name in files}:
+        if os.path.realpath(folder / parent) != os.path.normpath(os.path.join(here, parent)):
+            raise LngenError(
+                f"cannot write '{folder / parent}': it is a link that leaves the pack ({os.strerror(errno.EXDEV)}); "
+                "remove the link."
+            )
 
 
 # ---- text ----

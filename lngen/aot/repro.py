@@ -4,15 +4,12 @@ It needs NumPy and a GPU alone, so that a question about a kernel can be sent to
 that the launch is data: each grid, size and argument is a number.
 """
 
-from __future__ import annotations
-
 import base64
 import textwrap
 import zlib
 from pprint import pformat
 from typing import Any
 
-from lngen.aot.known_answers import MOST_ELEMENTS
 from lngen.aot.repro_program import drawn, identity
 from lngen.check.inputs import positive_inputs
 from lngen.compile import KernelSet, spill_text
@@ -22,11 +19,12 @@ from lngen.errors import LngenError
 from lngen.interpret import interpret
 from lngen.ir import values_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.lower import Argument, requested_shared
+from lngen.lower import Argument, Kernel, requested_shared
 from lngen.toolchain import nvrtc_version
 from lngen.version import __version__
 
 ANY, POSITIVE = (-1.5, 2.5), (0.25, 2.25)  # inputs are drawn from these; a mean of 0 could hide a mistake
+MOST_ELEMENTS = 2**26  # of an [M, D] tensor
 UNWRITTEN = 0xFE  # the bytes of results and workspace that no kernel has written to
 
 FILE = """'''Launch, check and time the kernels of one call: {spec}, {rows} rows.
@@ -96,6 +94,7 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
         arrays[v.name] = drawn(seed, v.name, *inputs[v.name]).view(NUMPY_DTYPE[v.type.dtype])
     found = interpret(plan.graph, arrays | numbers)
     bits = {v.name: (str(v.type.dtype), found[v.name].view(f"u{v.type.dtype.size}")) for v in plan.outputs}
+    shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
     known = {"rows": rows, "inner": 1, "stride": spec.d, "outer_stride": spec.d}  # of rows without gaps
 
     def argument(a: Argument) -> str | tuple[str, float]:
@@ -103,7 +102,6 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
             return f"c_{a.ctype}", float(numbers[a.tensor])
         return ("c_longlong", known[a.kind]) if a.kind in known else a.tensor
 
-    shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
     return {
         "spec": str(spec),
         "schedule": str(plan.schedule),
@@ -116,16 +114,24 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
         "buffers": {name: (a.nbytes, UNWRITTEN) for name, a in found.items()}
         | {b.name: (b.bytes(rows), 0 if b.zeroed else UNWRITTEN) for b in plan.workspace},
         "kernels": [
-            {
-                "name": k.name,
-                "grid": (k.grid[0](rows), k.grid[1](rows)),
-                "block": k.block,
-                "shared": shared[k.name],
-                "attributes": ({"cooperative": 1} if k.cooperative else {})
-                | ({"cluster dimension": k.cluster} if k.cluster > 1 else {})
-                | ({"programmatic stream serialization": 1} if device.pdl and place > 0 else {}),
-                "arguments": [argument(a) for a in k.arguments],
-            }
-            for place, k in enumerate(plan.kernels)
+            _launch(k, rows, shared[k.name], device.pdl and k is not plan.kernels[0], [*map(argument, k.arguments)])
+            for k in plan.kernels
         ],
+    }
+
+
+def _launch(kernel: Kernel, rows: int, shared: int, early: bool, arguments: list[Any]) -> dict[str, Any]:
+    """The launch of a kernel; ``early``: it may start before the one in front of it ends."""
+    attributes = {
+        "cooperative": int(kernel.cooperative),
+        "cluster dimension": kernel.cluster if kernel.cluster > 1 else 0,
+        "programmatic stream serialization": int(early),
+    }
+    return {
+        "name": kernel.name,
+        "grid": (kernel.grid[0](rows), kernel.grid[1](rows)),
+        "block": kernel.block,
+        "shared": shared,
+        "attributes": {name: value for name, value in attributes.items() if value},
+        "arguments": arguments,
     }

@@ -95,9 +95,8 @@ class Request:
         """What the caller should know of a spec."""
         spec, lock = str(compilation.spec), self.lock
         unlocked = [t.arch for t in self.targets if lock.entries and not lock.candidates(spec, arch=t.arch)]
-        return [f"{spec} is not in '{lock.path}' for {', '.join(unlocked)}; its default schedule is built."] * bool(
-            unlocked
-        )
+        said = f"{spec} is not in '{lock.path}' for {', '.join(unlocked)}; its default schedule is built."
+        return [said] if unlocked else []
 
 
 def _rows(given: int | str | Sequence[int | str]) -> tuple[int | None, ...]:
@@ -161,16 +160,12 @@ def _schedule(compilation: Compilation, request: Request, arch: str, rows: int |
     if base is None:
         base = ANY if complete(request.schedule) else compilation.schedule(arch, rows=rows, device=request.gpu(arch))
     made = parse_schedule(request.schedule, base)
-    narrower = _narrower_alone(request.schedule) and made.vec <= base.vec
+    # vec=1 and the like alone is what a launcher asks for whose arrays are not aligned.
+    narrower = re.fullmatch(r"vec=(1|2|4|8)", request.schedule, re.ASCII) and made.vec <= base.vec
     if narrower and (base.form == "tma_unaligned" or not is_legal(made, compilation.problem)):
         # As in a call: a form that needs wide accesses or contiguous rows is replaced by the best that does not.
         return compilation.schedule(arch, vec=made.vec, rows=rows, device=request.gpu(arch))
     return made
-
-
-def _narrower_alone(schedule: str) -> bool:
-    """True for ``vec=1`` and the like, which a launcher asks for whose arrays are not aligned."""
-    return re.fullmatch(r"vec=(1|2|4|8)", schedule, re.ASCII) is not None
 
 
 def _otherwise(

@@ -10,8 +10,6 @@ three dimensions it writes the second as D. It does not write the eps of a call:
 ``Workload.notes`` says so.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -46,24 +44,16 @@ class Workload:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Operation:
-    """lngen's graph and keys for a function of flashinfer.norm, and the names of its tensors besides x and weight."""
-
-    graph: str
-    keys: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-
-
-# Sums of FlashInfer's are normalised before they are rounded, and the residual stream is always updated
+# Of each function of flashinfer.norm lngen's graph and keys, and the names of its tensors besides x and weight. Sums of
+# FlashInfer's are normalised before they are rounded, and the residual stream is always updated
 # (include/flashinfer/norm.cuh, FusedAddRMSNormKernel). None returns a statistic: save=none.
-OPERATIONS = {
-    "rmsnorm": _Operation("rmsnorm"),
-    "gemma_rmsnorm": _Operation("rmsnorm", ("casts=gemma",)),
-    "fused_add_rmsnorm": _Operation("add_rmsnorm", ("round_sum=no",), ("residual",)),
-    "gemma_fused_add_rmsnorm": _Operation("add_rmsnorm", ("round_sum=no", "casts=gemma"), ("residual",)),
-    "layernorm": _Operation("layernorm", (), ("bias",)),
-    "fused_rmsnorm_silu": _Operation("rmsnorm_act"),
+OPERATIONS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "rmsnorm": ("rmsnorm", (), ()),
+    "gemma_rmsnorm": ("rmsnorm", ("casts=gemma",), ()),
+    "fused_add_rmsnorm": ("add_rmsnorm", ("round_sum=no",), ("residual",)),
+    "gemma_fused_add_rmsnorm": ("add_rmsnorm", ("round_sum=no", "casts=gemma"), ("residual",)),
+    "layernorm": ("layernorm", (), ("bias",)),
+    "fused_rmsnorm_silu": ("rmsnorm_act", (), ()),
 }
 
 X_NAMES = ("hidden_states", "input")
@@ -214,35 +204,35 @@ def _definition(value: Any) -> dict[str, Any]:
 def _call(definition: Mapping[str, Any]) -> _Call:
     """The spec of a definition; _Other if lngen has none for it."""
     name = _operation_name(definition)
-    operation = OPERATIONS.get(name)
-    if operation is None:
+    if name not in OPERATIONS:
         raise _Other(f"lngen has no operation {shown(name)}")
+    graph, more, others = OPERATIONS[name]
     inputs, outputs = definition["inputs"], definition["outputs"]
     x = next((n for n in X_NAMES if n in inputs), X_NAMES[0])
-    tensors = (x, "weight", *operation.others)
-    if unknown := sorted(inputs.keys() - {*tensors} - IGNORED):
+    if unknown := sorted(inputs.keys() - {x, "weight", *others} - IGNORED):
         raise _Other(f"{name} with an input {shown(unknown[0])} is not known")
-    wide, d, leading = _shape(definition, x)
-    for tensor in tensors[1:]:
-        _expect_shape(definition, tensor, wide if tensor == "residual" else wide[-1:])
+    axes, d, leading = _shape(definition, x)
+    for tensor in ("weight", *others):
+        wanted, there = axes if tensor == "residual" else axes[-1:], inputs.get(tensor, {}).get("shape")
+        if there != wanted:
+            raise _Other(f"{tensor} is expected to have the axes {shown(wanted)}, got {shown(there)}")
     dtype, weight = _dtype(inputs, x), _dtype(inputs, "weight")
-    if "bias" in tensors and _dtype(inputs, "bias") != weight:
+    if "bias" in others and _dtype(inputs, "bias") != weight:
         raise _Other("weight and bias have two dtypes, and lngen's have one")
     out = _dtype(outputs, next((n for n in ("output", "out") if n in outputs), "output"))
-    keys = [f"d={d}", f"dtype={dtype}"]
-    keys += [f"weight={weight}"] * (weight != dtype) + [f"out={out}"] * (out != dtype)
-    if "residual" in tensors:
-        keys += _residual_keys(inputs, outputs, dtype)
+    named = {"weight": weight, "out": out}
+    if "residual" in others:  # it is updated in place; FlashInfer-Bench leaves it out of the outputs
+        named["residual_dtype"] = _dtype(inputs, "residual")
+        if "residual" in outputs and _dtype(outputs, "residual") != named["residual_dtype"]:
+            raise _Other("the residual stream has two dtypes")
     eps, assumed = _eps(definition)
-    return _Call(_spec(operation, keys, eps), leading, assumed)
-
-
-def _residual_keys(inputs: Mapping[str, Any], outputs: Mapping[str, Any], dtype: str) -> list[str]:
-    """The dtype of the residual stream, which is updated in place; FlashInfer-Bench leaves it out of the outputs."""
-    residual = _dtype(inputs, "residual")
-    if "residual" in outputs and _dtype(outputs, "residual") != residual:
-        raise _Other("the residual stream has two dtypes")
-    return [f"residual_dtype={residual}"] if residual != dtype else []
+    keys = [f"d={d}", f"dtype={dtype}", *(f"{key}={t}" for key, t in named.items() if t != dtype), *more]
+    keys += [f"eps={eps}"] if eps else []
+    try:
+        spec = parse_spec(f"{graph}.fwd:{','.join(keys)},save=none")
+    except LngenError as error:
+        raise _Other(short(error).rstrip(".?")) from error
+    return _Call(str(spec), leading, assumed)
 
 
 def _operation_name(definition: Mapping[str, Any]) -> str:
@@ -278,12 +268,6 @@ def _size(definition: Mapping[str, Any], axis: str) -> int | None:
     return value
 
 
-def _expect_shape(definition: Mapping[str, Any], tensor: str, axes: list[str]) -> None:
-    there = definition["inputs"].get(tensor, {}).get("shape")
-    if there != axes:
-        raise _Other(f"{tensor} is expected to have the axes {shown(axes)}, got {shown(there)}")
-
-
 def _dtype(tensors: Mapping[str, Any], name: str) -> str:
     """lngen's name of a tensor's dtype."""
     dtype = tensors.get(name, {}).get("dtype")
@@ -316,18 +300,6 @@ def _eps(definition: Mapping[str, Any]) -> tuple[str | None, bool]:
             except ValueError:
                 continue
     return None, True
-
-
-def _spec(operation: _Operation, keys: list[str], eps: str | None) -> str:
-    """The text of the spec, as lngen writes it; _Other with the sentence of lngen if it refuses it."""
-    dtypes = [key for key in keys if key.startswith(("d=", "dtype=", "weight=", "out="))]
-    chosen = [*dtypes, *(key for key in keys if key not in dtypes), *operation.keys]
-    try:
-        text = ",".join([*chosen, *([f"eps={eps}"] if eps not in (None, "run") else []), "save=none"])
-        text = str(parse_spec(f"{operation.graph}.fwd:{text}"))
-    except LngenError as error:
-        raise _Other(short(error).rstrip(".?")) from error
-    return text.replace(",save=none", ",eps=run,save=none") if eps == "run" else text
 
 
 def _notes(calls: Calls) -> tuple[str, ...]:

@@ -1,7 +1,5 @@
 """``lngen.verify``: the files of a pack against its manifest, and against what the compiler makes of their sources."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,16 +45,11 @@ def verify(folder: str | Path, *, progress: Progress | None = None) -> Verified:
     folder = Path(folder)
     variant = hub.variant_of(folder)
     if variant is not None:
-        return _hub(variant, _pack(variant / "pack", progress))
+        pack, (good, faults, unlisted) = _pack(variant / "pack", progress), hub.faults(variant)
+        return replace(pack, files=good, faults=(*pack.faults, *faults), unlisted=tuple(unlisted))
     if not (folder / FILE_NAME).is_file():
         raise LngenError(f"'{folder}' is expected to be a pack, but has no {FILE_NAME}; name the folder of a build.")
     return _pack(folder, progress)
-
-
-def _hub(variant: Path, pack: Verified) -> Verified:
-    """What is known of a hub package: of its kernels, and of the files around them."""
-    good, faults, unlisted = hub.faults(variant)
-    return replace(pack, files=good, faults=(*pack.faults, *faults), unlisted=tuple(unlisted))
 
 
 def _pack(folder: Path, progress: Progress | None) -> Verified:

@@ -4,8 +4,6 @@ Exit codes: 0 ok, 1 a check failed, 2 the request was wrong, 3 a GPU, a dependen
 in lngen itself, 130 Ctrl-C, 141 the reader of the output is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from importlib import import_module
@@ -35,21 +33,15 @@ COMMANDS = {
     "help": "A page of the documentation; without a topic the list of pages.",
 }
 
-# The modules of commands; one that is not here has a module of its own name.
+# The modules of several commands, or of one whose name says something else.
 MODULES = {
-    "list": "inspection",
-    "show": "inspection",
-    "explain": "explanation",
-    "repro": "reproduction",
-    "build": "generation",
-    "generated": "generation",
-    "verify": "packs",
-    "pack": "packs",
-    "check": "verification",
-    "conform": "verification",
-    "run": "run_files",
-    "doctor": "installation",
-    "help": "installation",
+    "inspection": ("list", "show"),
+    "explanation": ("explain", "repro"),
+    "generation": ("build", "generated"),
+    "packs": ("verify", "pack"),
+    "verification": ("check", "conform"),
+    "run_files": ("run",),
+    "installation": ("doctor", "help"),
 }
 
 
@@ -64,7 +56,8 @@ class Commands(click.Group):
         """The command called ``cmd_name``, from its module."""
         if cmd_name not in COMMANDS:
             return None
-        values = vars(import_module(f"lngen.cli.{MODULES.get(cmd_name, cmd_name)}")).values()
+        module = next((name for name, commands in MODULES.items() if cmd_name in commands), cmd_name)
+        values = vars(import_module(f"lngen.cli.{module}")).values()
         return next(v for v in values if isinstance(v, click.Command) and v.name == cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,16 +1,19 @@
-"""``lngen explain``: why a kernel is what it is."""
+"""``lngen explain``: why a kernel is what it is; ``lngen repro``: the kernel as one file that can be sent to anyone."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from lngen.cli.output import AnyPath, Output, output_options, unwritable
+from lngen.cli.output import AnyPath, Output, output_options, stage_options, unwritable
 from lngen.cli.shared_options import (
+    Whole,
     arch_option,
     device_option,
+    one_arch,
     progress_bar,
     rows_option,
     schedule_option,
@@ -22,6 +25,11 @@ from lngen.devices import DEFAULT_ARCH, device_for
 from lngen.files import write_all
 from lngen.problem import check_arch
 from lngen.spec import parse_spec
+
+if TYPE_CHECKING:
+    from lngen.explain import Subject
+
+# ---- explain ----
 
 SECTIONS = ("derivation", "stability", "cost", "fusion", "schedule")
 
@@ -57,7 +65,8 @@ def explain_command(
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
     why its schedule was chosen.
     """
-    from lngen.explain import Section, Subject, explain
+    from lngen.explain import explain
+    from lngen.explain.reasons import why_not as answer
 
     names = _sections(only, why_not)
     changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, why_not, schedule, rows, device))
@@ -67,28 +76,30 @@ def explain_command(
 
         with progress_bar("explaining") as progress:
             return _write({html / name: text for name, text in golden_pages(progress)}, output)
-    arches, gpu = target(arches, device)
-    if len(arches) > 1:
-        raise click.UsageError(f"explain takes one --arch, got {', '.join(arches)}.")
-    compilation = Compilation(parse_spec(spec or ""))
-    kernels = compilation.changed(schedule, *arches, rows=rows, device=gpu, compiled=False)
-    check_arch(kernels.plan.schedule, arches[0])
-    subject = Subject(compilation, kernels, gpu or device_for(arches[0]), rows, schedule)
-    if why_not is not None:
-        from lngen.explain.reasons import why_not as answer
-
-        sections: tuple[Section, ...] = (answer(subject, why_not),)
-    else:
-        sections = explain(subject, names)
-    head = f"{subject.plan.spec}\n{subject.schedule}\n"
-    about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
-    text = "\n".join([head, *map(str, sections)])
+    subject, arch = _subject(spec or "", schedule, rows, arches, device)
+    sections = explain(subject, names) if why_not is None else (answer(subject, why_not),)
     if html is not None:
         from lngen.explain.page import built, page, version
 
-        others = [version(subject, arches[0], other) for other in compared]
-        return _write({html: page(subject, sections, built(kernels, arches[0]), others)}, output)
-    output.table(about | {"device": subject.device.name} | {s.name: dict(s.data) for s in sections}, text)
+        others = [version(subject, arch, other) for other in compared]
+        return _write({html: page(subject, sections, built(subject.kernels, arch), others)}, output)
+    about = {"spec": str(subject.plan.spec), "schedule": str(subject.schedule), "rows": subject.rows}
+    about["device"] = subject.device.name
+    text = "\n".join([f"{about['spec']}\n{about['schedule']}\n", *map(str, sections)])
+    output.table(about | {s.name: dict(s.data) for s in sections}, text)
+
+
+def _subject(
+    spec: str, schedule: str, rows: int | None, arches: tuple[str, ...], device: str | None
+) -> tuple[Subject, str]:
+    """What is explained, and the arch of its machine code."""
+    from lngen.explain import Subject
+
+    arches, gpu = target(arches, device)
+    arch, compilation = one_arch("explain", arches), Compilation(parse_spec(spec))
+    kernels = compilation.changed(schedule, arch, rows=rows, device=gpu, compiled=False)
+    check_arch(kernels.plan.schedule, arch)
+    return Subject(compilation, kernels, gpu or device_for(arch), rows, schedule), arch
 
 
 def _sections(only: str | None, why_not: str | None) -> tuple[str, ...]:
@@ -120,3 +131,34 @@ def _write(pages: Mapping[Path, str], output: Output) -> None:
     write_all({path: text.encode() for path, text in pages.items()})
     sizes = {str(path): len(text.encode()) for path, text in pages.items()}
     output.table({"files": sizes}, "".join(f"{path}, {bytes_ // 1000} kB\n" for path, bytes_ in sizes.items()))
+
+
+# ---- repro ----
+
+ROWS, ELEMENTS = 1024, 2**22
+
+
+@click.command("repro", epilog="Example: lngen repro layernorm.bwd:d=4096,dtype=bf16 --rows 512 --out repro.py")
+@click.argument("spec")
+@click.option("--rows", type=Whole(1), metavar="M", help=f"Of the call; by default {ROWS}, fewer if they are long.")
+@click.option("--seed", type=Whole(), metavar="N", default=0, show_default=True, help="Of the inputs.")
+@schedule_option
+@arch_option("Target, one.")
+@device_option
+@stage_options
+def repro_command(
+    spec: str, rows: int | None, seed: int, schedule: str, arches: tuple[str, ...], device: str | None, output: Output
+) -> None:
+    """Print a Python file that launches the kernels of SPEC on a GPU, compares all bits, and times them.
+
+    It has their CUDA text and machine code, a generator of inputs, and the sha256 of each result; it needs NumPy alone.
+    """
+    from lngen.aot.repro import repro
+
+    arches, gpu = target(arches, device)
+    arch, compilation = one_arch("repro", arches), Compilation(parse_spec(spec))
+    rows = rows or max(1, min(ROWS, ELEMENTS // compilation.spec.d))
+    kernels = compilation.changed(schedule, arch, rows=rows, device=gpu)
+    text = repro(kernels, arch, gpu or device_for(arch), rows, seed)
+    about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule), "arch": arch, "rows": rows}
+    output.stage({**about, "text": text}, text, "python")

@@ -1,7 +1,5 @@
 """The end of a command that fails: one sentence on standard error, and the exit code."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,24 +1,18 @@
 """``lngen build`` and ``lngen generated``: kernels that are written to a folder."""
 
-from __future__ import annotations
-
 import statistics
-from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from lngen.aot.build import DEFAULT_KINDS, KINDS, LAYOUTS, build
-from lngen.aot.catalog import CATALOG, differences, rewrite
+from lngen.aot.catalog import CATALOG, differences, measure, rewrite
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
 from lngen.cli.shared_options import dask_executor, dask_option, device_option, progress_bar, schedule_option
 from lngen.config import data_dir
 from lngen.devices import DEFAULT_ARCH, named
 from lngen.toolchain import nvrtc_version
-
-if TYPE_CHECKING:
-    from lngen.aot.times import Times
 
 # ---- build: kernels of any specs, with a manifest ----
 
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
 @click.option("--rows", default="many", show_default=True, metavar="M,...", help="Numbers of rows, 'many', or 'all'.")
 @device_option
 @click.option(
-    "--emit", "kinds", metavar="KIND,...",
+    "--emit", metavar="KIND,...",
     help=f"Files to write, of {', '.join(KINDS)}; by default {','.join(DEFAULT_KINDS)}, in a hub package cubin. With "
     "cu alone nothing is compiled.",
 )  # fmt: skip
@@ -54,18 +48,11 @@ if TYPE_CHECKING:
 def build_command(
     specs: tuple[str, ...],
     arches: str,
-    rows: str,
     device: str | None,
-    kinds: str | None,
     folder: Path,
-    schedule: str,
-    lock: Path | None,
-    trace: Path | None,
-    layout: str,
-    embed: bool,
-    bundle: bool,
     dask: str | None,
     output: Output,
+    **options: Any,  # of ``build``, by their names there
 ) -> None:
     """Generate a pack: kernels of each SPEC, for every arch and class of rows, with a manifest.json.
 
@@ -73,15 +60,12 @@ def build_command(
     bytes. Everything is compiled before anything is written. A folder with a pack is added to: what has the same spec,
     arch and rows is replaced, nothing else changes, no file is deleted.
     """
-    if not specs and trace is None:
+    if not specs and options["trace"] is None:
         raise click.UsageError("Missing argument 'SPEC...': name a spec.")
     if device is not None and arches == DEFAULT_ARCH:
         arches = named(device).arch
     with dask_executor(dask) as executor, progress_bar("compiling") as progress:
-        built = build(
-            specs, folder, arch=arches, rows=rows, emit=kinds, schedule=schedule, lock=lock, device=device,
-            bundle=bundle, trace=trace, layout=layout, embed=embed, progress=progress, executor=executor,
-        )  # fmt: skip
+        built = build(specs, folder, arch=arches, device=device, progress=progress, executor=executor, **options)
     for line in (*built.notes, *built.replaced):
         note(line)
     sets = [built.manifest.kernel_sets[name] for name in sorted(built.manifest.kernel_sets)]
@@ -97,11 +81,7 @@ def build_command(
 @click.command("generated", epilog="Example: lngen generated --check")
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if a file is stale, missing or superfluous.")
 @click.option(
-    "--dir",
-    "folder",
-    type=AnyPath(),
-    metavar="DIR",
-    help="The folder of the set; by default that of the installation.",
+    "--dir", "folder", type=AnyPath(), metavar="DIR", help="The folder of the set; by default that of the installation."
 )
 @click.option(
     "--time", "timed", is_flag=True, help="Write nothing; print the times to emit and to compile each kernel."
@@ -171,33 +151,26 @@ def _sass(output: Output, check: bool) -> int:
     return 1 if faults else 0
 
 
+TIMES = {
+    "emit_ms": "emit ms", "compile_ms": "compile ms", "total_ms": "both ms", "cached_ms": "cached ms",
+    "against_ms": "against ms", "ratio": "ratio",
+}  # fmt: skip
+
+
 def _time(output: Output, against: Path | None) -> None:
     """Print the times of each kernel, compiled anew for the default arch, with their total and median."""
-    from lngen.aot.times import combined, measure
-
-    found = dict(measure(DEFAULT_ARCH, against))
-    total, middle = (combined([*found.values()], how) for how in (sum, statistics.median))
-    named = {**found, "total": total, "median": middle}
-    columns = ["kernel", "emit ms", "compile ms", "both ms", "cached ms"]
-    columns += ["against ms", "ratio"] if against else []
-    output.table(
-        {
-            "arch": DEFAULT_ARCH,
-            "nvrtc": list(nvrtc_version()),
-            "kernels": [{"kernel": name, **_fields(times)} for name, times in found.items()],
-            "total": _fields(total),
-            "median": _fields(middle),
-        },
-        table(columns, [_row(name, times) for name, times in named.items()]),
-    )
-
-
-def _fields(times: Times) -> dict[str, float]:
-    """The times of a row of the JSON, to the microsecond, and the ratio if there is one."""
-    found = {name: round(ms, 3) for name, ms in asdict(times).items() if ms is not None}
-    return found | ({"ratio": round(times.compile_ms / times.against_ms, 3)} if times.against_ms else {})
-
-
-def _row(name: str, times: Times) -> list[str]:
-    cells = [f"{ms:.1f}" for ms in astuple(times) if ms is not None]
-    return [name, *cells, *([f"{times.compile_ms / times.against_ms:.2f}"] if times.against_ms else [])]
+    kernels = dict(measure(DEFAULT_ARCH, against))
+    found = {**kernels}
+    for name, how in (("total", sum), ("median", statistics.median)):
+        found[name] = {key: how([times[key] for times in kernels.values()]) for key in next(iter(kernels.values()))}
+    for times in found.values() if against else ():
+        times["ratio"] = times["compile_ms"] / times["against_ms"]
+    rounded = {name: {key: round(number, 3) for key, number in times.items()} for name, times in found.items()}
+    listed = [{"kernel": name, **rounded[name]} for name in kernels]
+    data = {"arch": DEFAULT_ARCH, "nvrtc": list(nvrtc_version()), "kernels": listed}
+    rows = [
+        [name, *(f"{n:.2f}" if key == "ratio" else f"{n:.1f}" for key, n in times.items())]
+        for name, times in found.items()
+    ]
+    columns = ["kernel", *(TIMES[key] for key in found["total"])]
+    output.table({**data, "total": rounded["total"], "median": rounded["median"]}, table(columns, rows))

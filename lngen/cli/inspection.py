@@ -1,9 +1,8 @@
 """``lngen list`` and ``lngen show``: the graphs, and each stage between a spec and a binary."""
 
-from __future__ import annotations
-
 import difflib
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import click
 
 from lngen.cli.output import AnyPath, Output, note, output_options, stage_options, table_text
-from lngen.cli.shared_options import arch_option, device_option, rows_option, schedule_option, target
+from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
 from lngen.compile import Compilation, KernelSet, spill_text
 from lngen.errors import LngenError, MissingError
 from lngen.graphs import GRAPHS, Chosen, Definition, Options
@@ -168,13 +167,10 @@ def show_command(
     """
     arches, gpu = target(arches, device)
     _check_options(stage, after, bool(schedule) or rows is not None or diff is not None, bundle, arches)
-    diffs = {"--diff": diff, "--diff-arch": diff_arch, "--against": against}
-    _check_diffs(stage, [option for option, value in diffs.items() if value is not None])
+    _check_diffs(stage, {"--diff": diff, "--diff-arch": diff_arch, "--against": against})
     compilation = Compilation(parse_spec(spec))
     if stage == "graph":
-        text = graph_text(compilation, after)
-        output.stage({"spec": str(compilation.spec), "stage": stage, "text": text}, text, STAGES[stage])
-        return
+        return _show_graph(compilation, after, output)
     fit = (*arches, diff_arch) if diff_arch else arches
     kernels = compilation.changed(schedule, *fit, rows=rows, device=gpu, compiled=stage not in ("plan", "cuda"))
     if not schedule and (spilled := spilled_bytes(kernels, arches[0])):
@@ -184,17 +180,13 @@ def show_command(
         other = compilation.kernels(parse_schedule(diff, kernels.plan.schedule))
         compared = Compared(other.plan.name, view(other, stage, arches, rows, bundle)[0], str(other.plan.schedule))
     elif diff_arch is not None:
-        name = f"{kernels.plan.name}.{diff_arch}"
-        compared = Compared(name, view(kernels, stage, (diff_arch,))[0], str(kernels.plan.schedule))
+        there = view(kernels, stage, (diff_arch,))[0]
+        compared = Compared(f"{kernels.plan.name}.{diff_arch}", there, str(kernels.plan.schedule))
     elif against is not None:
         compared = _packed(against, kernels.plan, stage, arches[0])
-    elif stage in TABLES:
-        return output.table(data, text)
     else:
-        return output.stage(data, text, STAGES[stage])
-    text = _diff(kernels.plan.name, text, compared)
-    about = {"spec": str(compilation.spec), "schedule": str(kernels.plan.schedule), "other": compared.schedule}
-    output.stage({**about, "stage": stage, "text": text}, text, "diff")
+        return output.table(data, text) if stage in TABLES else output.stage(data, text, STAGES[stage])
+    output.stage(*_diff(kernels.plan, stage, text, compared), "diff")
 
 
 class Compared(NamedTuple):
@@ -205,8 +197,9 @@ class Compared(NamedTuple):
     schedule: str
 
 
-def _check_diffs(stage: str, given: list[str]) -> None:
+def _check_diffs(stage: str, diffs: Mapping[str, object]) -> None:
     """UsageError for more than one kind of diff, or one of a stage that has none."""
+    given = [option for option, value in diffs.items() if value is not None]
     if len(given) > 1:
         raise click.UsageError(f"one diff at a time, got {' and '.join(given)}; leave one of them away.")
     stages = {"--diff-arch": ("ptx", "sass"), "--against": (*KINDS,)}
@@ -223,8 +216,8 @@ def _check_options(stage: str, after: str | None, scheduled: bool, bundle: bool,
         raise click.UsageError("a graph has no schedule; use --schedule, --rows and --diff with another --stage.")
     if bundle and stage != "cuda":
         raise click.UsageError("--bundle puts headers into the source; add --stage cuda.")
-    if len(arches) > 1 and stage != "resources":
-        raise click.UsageError(f"--stage {stage} takes one --arch, got {', '.join(arches)}.")
+    if stage != "resources":
+        one_arch(f"--stage {stage}", arches)
 
 
 def spilled_bytes(kernels: KernelSet, arch: str) -> int:
@@ -235,18 +228,17 @@ def spilled_bytes(kernels: KernelSet, arch: str) -> int:
         return 0
 
 
-def graph_text(compilation: Compilation, after: str | None = None) -> str:
+def _show_graph(compilation: Compilation, after: str | None, output: Output) -> None:
     """The final graph, the one after a pass, or all of them under headings."""
     trace = compilation.passes
-    if after is None:
-        return str(compilation.graph)
-    if after == "all":
-        return "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
-    if after not in trace:
+    if after not in (None, "all", *trace):
         raise LngenError(
             f"there is no pass '{after}' for {compilation.spec}, expected one of {', '.join(trace)}, or all."
         )
-    return str(trace[after])
+    text = str(compilation.graph if after is None else trace.get(after, ""))
+    if after == "all":
+        text = "\n".join(f"// ---- after {name} ----\n{graph}" for name, graph in trace.items())
+    output.stage({"spec": str(compilation.spec), "stage": "graph", "text": text}, text, STAGES["graph"])
 
 
 def view(
@@ -256,7 +248,7 @@ def view(
     plan = kernels.plan
     about = {"name": plan.name, "spec": str(plan.spec), "schedule": str(plan.schedule)}
     if stage == "resources":
-        from lngen.inspect import COLUMNS, resources
+        from lngen.inspect.traffic import COLUMNS, resources
 
         found = {arch: resources(plan, kernels.cubin(arch).resources, arch) for arch in arches}
         listed = [
@@ -267,14 +259,14 @@ def view(
         return table_text(("kernel", "arch", *COLUMNS), listed), {**about, "resources": found}
     if stage == "traffic":
         from lngen.check.inputs import random_inputs
-        from lngen.inspect import measure, traffic_json, traffic_rows, traffic_text
+        from lngen.inspect.traffic import measure, traffic_json, traffic_rows, traffic_text
 
         check_arch(plan.schedule, arches[0])  # before inputs are drawn
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
     if stage == "sass":
-        from lngen.inspect import machine_code
+        from lngen.inspect.machine_code import machine_code
 
         codes = machine_code(kernels, arches[0])
         text = "\n".join(code.text() for code in codes)
@@ -288,7 +280,7 @@ def view(
 
 def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     """A stage from a file of a pack, with a note if it is of another schedule than the plan's."""
-    from lngen.inspect.packed_code import packed
+    from lngen.inspect.machine_code import packed
 
     found = packed(folder, plan, arch, KINDS[stage])
     if (schedule := found.entry["schedule"]["text"]) != str(plan.schedule):
@@ -298,6 +290,9 @@ def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     return Compared(f"{folder}/{found.file} of lngen {found.entry['lngen_version']}", text, schedule)
 
 
-def _diff(name: str, text: str, other: Compared) -> str:
+def _diff(plan: Plan, stage: str, text: str, other: Compared) -> tuple[dict[str, str], str]:
+    """A unified diff for JSON, and its text."""
     lines = text.splitlines(keepends=True), other.text.splitlines(keepends=True)
-    return "".join(difflib.unified_diff(*lines, name, other.name))
+    diff = "".join(difflib.unified_diff(*lines, plan.name, other.name))
+    about = {"spec": str(plan.spec), "schedule": str(plan.schedule), "other": other.schedule}
+    return {**about, "stage": stage, "text": diff}, diff

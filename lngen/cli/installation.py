@@ -2,8 +2,6 @@
 
 Nothing here needs NumPy, which may be what is missing."""
 
-from __future__ import annotations
-
 import difflib
 import platform
 import sys
@@ -84,6 +82,7 @@ def _render(text: str) -> None:
 
 # ---- doctor: dependencies found and missing ----
 
+NEEDED = {"numpy": "2.0", "ml_dtypes": "0.5", "jinja2": "3.1"}
 CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 INSTALL = install_hint("cuda13")
 DRIVER = "https://www.nvidia.com/drivers"
@@ -121,39 +120,29 @@ def examine() -> list[Finding]:
     return [
         Finding("lngen", "ok", __version__),
         _python(),
-        *(_package(name, minimum) for name, minimum in (("numpy", "2.0"), ("ml_dtypes", "0.5"), ("jinja2", "3.1"))),
+        *(_package(name, f'pip install "{name}>={minimum}"') for name, minimum in NEEDED.items()),
         _cupy(),
         _nvrtc(),
         *_gpus(),
         _cache(),
         *(_data(name) for name in ("templates", "generated")),
-        _optional("nvidia-cuda-nvdisasm", "lngen show --stage sass needs nvdisasm", install_hint("inspect")),
-        _optional("torch", "lngen bench needs it, the tests have it as an oracle", install_hint("bench")),
+        _package("nvidia-cuda-nvdisasm", install_hint("inspect"), "lngen show --stage sass needs nvdisasm"),
+        _package("torch", install_hint("bench"), "lngen bench needs it, the tests have it as an oracle"),
     ]
 
 
 def _python() -> Finding:
-    supported = sys.version_info >= (3, 11)
-    return Finding(
-        "Python",
-        "ok" if supported else "missing",
-        platform.python_version(),
-        "" if supported else "use 3.11+",
-    )
+    fix = "" if sys.version_info >= (3, 11) else "use 3.11+"
+    return Finding("Python", "missing" if fix else "ok", platform.python_version(), fix)
 
 
-def _package(name: str, minimum: str) -> Finding:
+def _package(name: str, fix: str, optional: str = "") -> Finding:
+    """A package; ``optional``: what needs it, if compiling does not."""
     try:
         return Finding(name, "ok", version(name))
     except PackageNotFoundError:
-        return Finding(name, "missing", "not installed", f'pip install "{name}>={minimum}"')
-
-
-def _optional(name: str, use: str, fix: str) -> Finding:
-    try:
-        return Finding(name, "ok", version(name))
-    except PackageNotFoundError:
-        return Finding(name, "note", f"not installed; optional: {use}", fix)
+        use = f"; optional: {optional}" if optional else ""
+        return Finding(name, "note" if optional else "missing", f"not installed{use}", fix)
 
 
 def _cupy() -> Finding:

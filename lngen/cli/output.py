@@ -2,8 +2,6 @@
 
 Progress and notes go to standard error."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

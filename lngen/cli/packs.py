@@ -1,7 +1,5 @@
 """``lngen verify`` and ``lngen pack``: packs that a build has made."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path

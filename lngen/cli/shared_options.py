@@ -74,10 +74,7 @@ class Finite(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
 
 schedule_option = click.option(
-    "--schedule",
-    default="",
-    metavar="K=V,...",
-    help="Change the default schedule, for example threads=256,vec=4.",
+    "--schedule", default="", metavar="K=V,...", help="Change the default schedule, for example threads=256,vec=4."
 )
 
 
@@ -100,13 +97,7 @@ device_option = click.option(
 def arch_option(text: str) -> Callable[[Function], Function]:
     """``--arch``, a list; ``text`` says how the command uses it."""
     return click.option(
-        "--arch",
-        "arches",
-        default=DEFAULT_ARCH,
-        show_default=True,
-        metavar="SM,...",
-        callback=words,
-        help=text,
+        "--arch", "arches", default=DEFAULT_ARCH, show_default=True, metavar="SM,...", callback=words, help=text
     )
 
 
@@ -122,6 +113,13 @@ def target(arches: tuple[str, ...], device: str | None) -> tuple[tuple[str, ...]
     return arches, gpu
 
 
+def one_arch(what: str, arches: tuple[str, ...]) -> str:
+    """The arch; UsageError for several, of which ``what`` takes one."""
+    if len(arches) > 1:
+        raise click.UsageError(f"{what} takes one --arch, got {', '.join(arches)}.")
+    return arches[0]
+
+
 def on_option(text: str) -> Callable[[Function], Function]:
     """``--on``, where the kernels run; ``text`` explains ``auto``."""
     choice = click.Choice(["auto", "gpu", "ptx", "interpreter"])
@@ -133,10 +131,10 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-def words(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, ...]:
-    """A comma-separated list without repetitions; an empty one is a usage error."""
-    found = split(value)
-    if not found:
+def words(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """A comma-separated list without repetitions, none if it is left out; an empty one is a usage error."""
+    found = split(value or "")
+    if not found and value is not None:
         raise click.BadParameter("expected at least one value.", ctx, param)
     return found
 

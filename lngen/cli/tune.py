@@ -113,11 +113,7 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @dask_option
 @click.option("--plot", "plot_file", type=OutFile(), help="Draw the trials of each job to a .png or .svg file.")
 @click.option(
-    "--export",
-    nargs=2,
-    type=(click.Choice(EXPORTS), OutFile()),
-    metavar="FORMAT FILE",
-    help=", ".join(EXPORTS),
+    "--export", nargs=2, type=(click.Choice(EXPORTS), OutFile()), metavar="FORMAT FILE", help=", ".join(EXPORTS)
 )
 @output_options
 @click.pass_context
@@ -147,14 +143,12 @@ def tune(
     database at once, and a later run does not repeat it. Ctrl-C keeps the best so far. On several GPUs, SPECs are
     tuned side by side.
     """
-    _check_request(table, specs, shards, frozen, ranking, device)
+    _check_request(table, specs, shards, frozen, ranking, device, views=bool(plot_file or export))
     if table is not None:
         return _write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
     parsed = [*dict.fromkeys(parse_spec(text) for text in specs)]
     views = Views(plot_file, export, {str(s): s.slug for s in parsed}, rows)
-    if views and (shards or ranking):
-        raise click.UsageError("--plot and --export show trials, but --merge and --ranking have none; see --frozen.")
     if shards:
         return _merge(shards, database, output)
     if ranking:
@@ -165,13 +159,9 @@ def tune(
 
 
 def _check_request(
-    table: Path | None,
-    specs: Sequence[str],
-    shards: Sequence[Path],
-    frozen: bool,
-    ranking: bool,
-    device: str | None,
-) -> None:
+    table: Path | None, specs: Sequence[str], shards: Sequence[Path], frozen: bool, ranking: bool, device: str | None,
+    *, views: bool,
+) -> None:  # fmt: skip
     """UsageError for options that do not go together: a table, a merge, a ranking and choices are one each."""
     if table is not None:
         if specs or shards or frozen or ranking:
@@ -183,6 +173,8 @@ def _check_request(
         raise click.UsageError(
             "--device belongs to --ranking and --table; tuning itself runs on a GPU of this machine."
         )
+    if views and (shards or ranking):
+        raise click.UsageError("--plot and --export show trials, but --merge and --ranking have none; see --frozen.")
 
 
 def _tune(
@@ -237,11 +229,7 @@ def _report(result: Report, lock_file: Path, output: Output) -> None:
     if any(o.choice for o in result.outcomes):
         told.append(NEXT.format(shell=shlex.quote(str(lock_file)), python=repr(str(lock_file))))
     output.table(
-        {
-            "interrupted": result.interrupted,
-            "lock": str(lock_file),
-            "tuned": [report_json(o) for o in result.outcomes],
-        },
+        {"interrupted": result.interrupted, "lock": str(lock_file), "tuned": [report_json(o) for o in result.outcomes]},
         table_text(REPORT_COLUMNS, report_rows(result.outcomes)) + "".join(f"{text}\n" for text in told if text),
     )
 

@@ -1,7 +1,5 @@
 """``lngen check`` and ``lngen conform``: lngen's kernels, and anybody's function, are checked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +14,7 @@ from lngen.check.conform.suites import Contract, GraphSuite
 from lngen.check.oracles import NORMS, NormName
 from lngen.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.cli.output import Output, note, output_options, table
-from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, progress_bar, words
+from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, one_arch, progress_bar, words
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.spec import parse_spec
@@ -59,15 +57,14 @@ def check_command(
         raise click.UsageError("check takes SPECs or --matrix, one of the two.")
     if matrix:
         ctx.exit(_matrix(output, schedules, processes, budget))
-    if len(arches) > 1:
-        raise click.UsageError(f"check takes one --arch, got {', '.join(arches)}.")
+    arch = one_arch("check", arches)
     parsed = [parse_spec(text) for text in specs]
     results: list[Result] = []
     with progress_bar("checking") as progress:
         for done, spec in enumerate(parsed):
             if progress:
                 progress(done, len(parsed))
-            results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arches[0])
+            results += check_spec(spec, on=on, rows=rows, schedules=schedules, arch=arch)
     ctx.exit(_print_results(output, results))
 
 
@@ -112,10 +109,6 @@ def _matrix(output: Output, schedules: int, processes: int, budget: float) -> in
 FUNCTION_D = 768  # the row length of cases without one, for a function
 
 
-def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return () if value is None else words(ctx, param, value)
-
-
 @click.command("conform", epilog="Example: lngen conform --callable torch-layernorm --dtype bf16")
 @click.argument("spec", required=False)
 @click.option(
@@ -130,26 +123,23 @@ def _names(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     metavar="MODULE:FUNCTION",
     help="Its backward (dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta) on NumPy arrays.",
 )
-@click.option("--torch", "is_torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
+@click.option("--torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
 @click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm by default.")
 @click.option("--dtype", type=click.Choice([t.value for t in DType]), help="The dtype of its arrays; f32 by default.")
 @click.option("--eps", type=Decimal(0, 1, above=0), help="eps of the norm; 1e-5 by default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; for a SPEC, a GPU if there is one.")
-@click.option("--cases", metavar="NAME,...", callback=_names, help="Some of the cases; by default all.")
+@click.option("--cases", metavar="NAME,...", callback=words, help="Some of the cases; by default all.")
 @output_options
 @click.pass_context
 def conform_command(
     ctx: click.Context,
+    /,
     spec: str | None,
     name: str | None,
-    backward: str | None,
-    is_torch: bool,
-    norm: NormName | None,
-    dtype: str | None,
-    eps: float | None,
     device: str | None,
     cases: tuple[str, ...],
     output: Output,
+    **given: Any,  # what belongs to a function
 ) -> None:
     """Run an adversarial list of cases on the kernels of SPEC, or on a function.
 
@@ -161,13 +151,12 @@ def conform_command(
         raise click.UsageError("conform takes a SPEC or --callable, one of the two.")
     chosen = select(cases)
     if spec is not None:
-        given = {"backward": backward, "torch": is_torch, "norm": norm, "dtype": dtype, "eps": eps}
         for option in (n for n, value in given.items() if value):
             raise click.UsageError(f"--{option} goes with --callable; a SPEC has its own.")
         run = _kernels(spec, device, chosen)
     else:
         assert name is not None
-        run = _function(name, backward, is_torch, norm, dtype or "f32", eps or 1e-5, device, chosen)
+        run = _function(name, device, chosen, **given)
     outcomes = []
     with progress_bar("cases") as progress:
         for outcome in run.outcomes:
@@ -207,20 +196,13 @@ def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
 
 
 def _function(
-    name: str,
-    backward: str | None,
-    is_torch: bool,
-    norm: NormName | None,
-    dtype: str,
-    eps: float,
-    device: str | None,
-    cases: Sequence[Case],
-) -> Run:
+    name: str, device: str | None, cases: Sequence[Case], norm: NormName | None, dtype: str | None, eps: float | None,
+    **options: Any,
+) -> Run:  # fmt: skip
     """A function, possibly from a module of the current folder."""
-    target, norm = find_target(
-        name, norm=norm, eps=eps, backward=backward, torch=is_torch, device=device, folder=Path.cwd()
-    )
-    contract = Contract.of(norm, DType(dtype), eps)
+    eps = eps or 1e-5
+    target, norm = find_target(name, norm=norm, eps=eps, device=device, folder=Path.cwd(), **options)
+    contract = Contract.of(norm, DType(dtype or "f32"), eps)
     return Run(conform(target, contract, cases, d=FUNCTION_D), target.name, norm, contract.dtype, eps)
 
 

@@ -4,22 +4,19 @@ Nothing here is written about one graph: every sentence is chosen by a fact of t
 check, tune and the column: it calls them and reads their files, and nothing but the command line calls it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 
 from lngen.explain.cost import cost
 from lngen.explain.derivation import derivation
 from lngen.explain.fusion import fusion
 from lngen.explain.reasons import reasons
-from lngen.explain.section import Section
+from lngen.explain.section import Section, Subject
 from lngen.explain.stability import stability
-from lngen.explain.subject import Subject
 
 __all__ = ["SECTIONS", "Section", "Subject", "explain"]
 
 SECTIONS: Mapping[str, Callable[[Subject], Section]] = {
-    "derivation": derivation,
+    "derivation": lambda subject: derivation(subject.plan.spec),  # which no schedule changes
     "stability": stability,
     "cost": cost,
     "fusion": fusion,

@@ -1,24 +1,84 @@
 """What a call costs: operations, bytes, what is kept, the roofline of every described GPU, what bounds it, records."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from math import log
+from collections.abc import Iterable, Mapping, Sequence
+from math import log, prod
 from typing import Any
 
 from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
-from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
 from lngen.explain.evidence import records, time_and_terms
-from lngen.explain.section import Block, Section, Table, Text
-from lngen.explain.steps import moved
-from lngen.explain.subject import Subject
-from lngen.ir import REDUCTIONS, DType, Graph, Value
+from lngen.explain.section import Block, Section, Subject, Table, Text
+from lngen.explain.steps import reads
+from lngen.ir import REDUCTIONS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value
 from lngen.ir.types import axes_union
+from lngen.lower import Plan
 from lngen.schedule.model import MODEL
 from lngen.spec import Spec
+
+# ---- amounts: polynomials in the lengths of axes, such as 6*M*D + 8*M, and their text ----
+
+Amount = Counter[tuple[Axis, ...]]
+PREFIXES = ((12, "T"), (9, "G"), (6, "M"), (3, "k"))
+MOST_NAMES = 10  # that a line lists
+
+
+def is_free(eqn: Eqn) -> bool:
+    """True for an equation that neither computes nor moves anything: a number, a view, a cast to its own dtype."""
+    same = eqn.op == "cast" and eqn.out.type == eqn.args[0].type
+    return same or eqn.op in ("const", "size", "expand", "detach", "segment_size")
+
+
+def joined(amounts: Iterable[Amount]) -> Amount:
+    """Their sum."""
+    return sum(amounts, Counter[tuple[Axis, ...]]())
+
+
+def bytes_of(*values: Value) -> Amount:
+    """The bytes of the values."""
+    return joined(Counter({v.type.axes: v.type.dtype.size}) for v in values)
+
+
+def formula(amount: Amount) -> str:
+    """The polynomial, its highest terms first; S is the number of segments of a row."""
+    ordered = sorted(amount.items(), key=lambda item: (-len(item[0]), [[*Axis].index(axis) for axis in item[0]]))
+    terms = ([*([str(n)] if n > 1 or not axes else []), *map(str, axes)] for axes, n in ordered)
+    return " + ".join(map("*".join, terms)) or "0"
+
+
+def at(amount: Amount, subject: Subject) -> int:
+    """Its value for the subject's rows."""
+    length = {M: subject.rows, D: subject.problem.d, S: subject.problem.segments}
+    return sum(n * prod(length[axis] for axis in axes) for axes, n in amount.items())
+
+
+def as_json(amount: Amount, subject: Subject) -> dict[str, Any]:
+    """Formula and value."""
+    return {"formula": formula(amount), "value": at(amount, subject)}
+
+
+def si(number: float, unit: str = "") -> str:
+    """Four digits and a decimal prefix: 100.7 MB."""
+    power, prefix = next(((p, word) for p, word in PREFIXES if number >= 10**p), (0, ""))
+    return f"{number / 10**power:.4g} {prefix}{unit}".rstrip()
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names, each once; of many, the first."""
+    every = [*dict.fromkeys(names)]
+    more = len(every) - MOST_NAMES
+    return ", ".join(every[:MOST_NAMES]) + f" and {more} more" * (more > 0)
+
+
+def moved(plan: Plan) -> Amount:
+    """Bytes of all inputs and results: an [M, D] input as often as kernels read it, all else once."""
+    again = Counter(read["tensor"] for read in reads(plan) for _ in range(read["count"]))
+    inputs = [v for v in plan.inputs for _ in range(again[v.name] if v.type.axes == WIDE else 1)]
+    return bytes_of(*inputs, *plan.outputs)
+
+
+# ---- operations, and what is kept ----
 
 # Flops of an operation. Casts, comparisons, signs and operations on bits are counted beside them.
 FLOPS = {"add": 1, "mul": 1, "fma": 2, "div": 1, "sqrt": 1, "cast": 0, "other": 0}

@@ -4,8 +4,6 @@ All of it is read from the graphs after the passes and from their log. Every tex
 ``lngen.explain.notation``, so both sides of each statement can be evaluated: ``names`` has the value of each name.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
@@ -13,7 +11,6 @@ from itertools import pairwise
 
 from lngen.explain.notation import RESERVED, Notation, forward_names
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
-from lngen.explain.subject import Subject
 from lngen.ir import WIDE, Graph, Value, is_row_fold
 from lngen.ir.builder import fresh
 from lngen.passes import IDENTITIES, Trace, downstream
@@ -31,13 +28,8 @@ PASSES: Mapping[str, str] = {
 }
 
 
-def derivation(subject: Subject) -> Section:
+def derivation(spec: Spec) -> Section:
     """The derivation of a backward; of a forward its equations, and what the passes made of them."""
-    return derivation_of(subject.plan.spec)
-
-
-def derivation_of(spec: Spec) -> Section:
-    """The same, which no schedule changes."""
     return _forward(spec) if spec.direction == "fwd" else _Derivation(spec).section()
 
 

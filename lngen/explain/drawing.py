@@ -1,7 +1,5 @@
 """Drawings as SVG text: how a row lies over threads, where values live, and the times of schedules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape

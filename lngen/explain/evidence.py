@@ -3,8 +3,6 @@
 Records are those of this checkout, which an installed package lacks, and of the user's tuning database.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,7 +17,7 @@ from lngen.bench.store import source_digest
 from lngen.bench.tasks import FEW_ROWS, LATENCY
 from lngen.devices import Device
 from lngen.errors import MissingError, ScheduleError
-from lngen.explain.subject import Subject
+from lngen.explain.section import Subject
 from lngen.files import parse_json, read
 from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.schedule import workload

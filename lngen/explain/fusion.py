@@ -1,14 +1,11 @@
 """Why a call is so few kernels: its phases and what separates them, where each value lives, what separate ones move."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 
-from lngen.explain.amounts import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, si
-from lngen.explain.section import Lines, Section, Text, entry
-from lngen.explain.steps import REGISTERS, lives, moved, reads, steps
-from lngen.explain.subject import Subject
+from lngen.explain.cost import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, moved, si
+from lngen.explain.section import Lines, Section, Subject, Text, entry
+from lngen.explain.steps import REGISTERS, lives, reads, steps
 from lngen.ir import D, S
 from lngen.lower import Kernel, Plan
 from lngen.problem.footprint import static_shared

@@ -5,8 +5,6 @@ the graph has it, or a later pass writes it. Error bounds: Higham, Accuracy and 
 chapters 1 and 4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from math import log, log2, sqrt
 from typing import NamedTuple

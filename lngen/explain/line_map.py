@@ -5,16 +5,14 @@ derived names it uses: loads, stores, exchanges. PTX and SASS carry lines of tha
 with the lines that it was inlined at; the innermost statement with a value decides.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from lngen.headers import PREFIX
-from lngen.inspect import KernelCode, Location
-from lngen.inspect.sass import location
+from lngen.inspect.machine_code import KernelCode
+from lngen.inspect.sass import Location, location
 from lngen.ir import Graph
 from lngen.lower.parts import c_name
 from lngen.ptx.parser import Callers, included_headers

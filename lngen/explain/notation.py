@@ -4,8 +4,6 @@ A power is written ``x^2``, a reduction with its axis, ``sum_M(x)``; D and M alo
 out, and a value has one name however it is rounded. Read as Python (``^`` as ``**``), a text gives its value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 

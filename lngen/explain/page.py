@@ -3,8 +3,6 @@
 The texts of the panes and what belongs together are JSON, deflated, that ``templates/page/page.js`` shows.
 """
 
-from __future__ import annotations
-
 import base64
 import difflib
 import json
@@ -26,13 +24,11 @@ from lngen.devices import DEFAULT_ARCH, capability, device_for
 from lngen.explain import explain
 from lngen.explain.drawing import CLASSES, kernel_drawing, row_drawing, trial_drawing
 from lngen.explain.line_map import Line, line_map, ptx_lines, sass_lines
-from lngen.explain.section import Section
+from lngen.explain.section import Section, Subject
 from lngen.explain.steps import lives
-from lngen.explain.subject import Subject
 from lngen.headers import PREFIX
-from lngen.inspect import KernelCode, Location, machine_code
-from lngen.inspect.instruction_mix import mix
-from lngen.inspect.packed_code import packed
+from lngen.inspect.machine_code import KernelCode, machine_code, mix, packed
+from lngen.inspect.sass import Location
 from lngen.lower.parts import note
 from lngen.problem import parse_schedule
 from lngen.problem.schedule import exists

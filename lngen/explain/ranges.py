@@ -5,8 +5,6 @@ It says nothing about a value that is a NaN. The graph is the one before ``decom
 function are one equation each; what later passes write in their place may differ from it by roundings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from itertools import product
 from math import copysign, inf, isnan, sqrt

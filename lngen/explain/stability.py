@@ -1,7 +1,5 @@
 """Where digits can be lost: facts and hazards of the graph, and what adversarial inputs do to its numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -19,8 +17,7 @@ from lngen.check.real import evaluate
 from lngen.errors import SpecError
 from lngen.explain.hazards import Hazard, hazards
 from lngen.explain.ranges import Facts, largest
-from lngen.explain.section import Lines, Section, Table, Text, wrapped
-from lngen.explain.subject import Subject
+from lngen.explain.section import Lines, Section, Subject, Table, Text, wrapped
 from lngen.interpret import interpret
 from lngen.ir import F64, WIDE, D, Eqn, Type, print_eqn, values_of
 from lngen.ir.numerics import Array

@@ -3,14 +3,11 @@
 All of it is read from the plan. A phase goes once over a row and ends with the sums that need the whole row.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from lngen.explain.amounts import Amount, bytes_of
 from lngen.ir import WIDE, D, S, is_column_fold, is_number_fold, is_row_fold
 from lngen.lower import Kernel, Plan
 from lngen.lower.parts import Phase
@@ -106,13 +103,6 @@ def reads(plan: Plan) -> list[dict[str, Any]]:
             count, per = (1 if row.cached else count), "row group" if row.cached and row.persistent else "row"
         found.append({"tensor": name, "kernel": role, "count": count, "per": per})
     return found
-
-
-def moved(plan: Plan) -> Amount:
-    """Bytes of all inputs and results: an [M, D] input as often as kernels read it, all else once."""
-    again = Counter(read["tensor"] for read in reads(plan) for _ in range(read["count"]))
-    inputs = [v for v in plan.inputs for _ in range(again[v.name] if v.type.axes == WIDE else 1)]
-    return bytes_of(*inputs, *plan.outputs)
 
 
 # ---- where values live ----

@@ -4,8 +4,6 @@ The disassembler is NVIDIA's nvdisasm, which needs neither a GPU nor a driver an
 https://docs.nvidia.com/cuda/cuda-binary-utilities.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

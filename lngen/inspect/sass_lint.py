@@ -3,8 +3,6 @@
 How many instructions a golden kernel has is recorded for each build of the compiler in ``generated/sass-budget.json``.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +12,7 @@ from lngen.aot.catalog import kernel_sets
 from lngen.devices import DEFAULT_ARCH
 from lngen.errors import ScheduleError
 from lngen.files import parse_json, write_all
-from lngen.inspect.instruction_mix import KernelCode, machine_code, mix
+from lngen.inspect.machine_code import KernelCode, machine_code, mix
 from lngen.lower import Kernel, Plan
 from lngen.lower.rows import SIZES
 from lngen.problem import STAGED

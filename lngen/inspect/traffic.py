@@ -3,8 +3,6 @@
 Resources are the compiler's. Traffic is counted while the PTX is executed on NumPy.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

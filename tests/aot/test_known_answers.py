@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +16,6 @@ from lngen.aot import known_answers
 from lngen.aot.known_answers import SPECIAL, row_counts, vectors
 from lngen.check.inputs import mismatches, positive_inputs
 from lngen.compile import Compilation
-from lngen.errors import LngenError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, DType, M
@@ -114,15 +111,7 @@ def test_cases_have_few_rows() -> None:
     ]
     spec = parse_spec(SPECS[0])
     assert cases(vectors(spec)) == {"rows_0": 0, "rows_1": 1, "rows_5": 5, SPECIAL: 5}
-    assert cases(vectors(spec, (7, 3, 7))) == {"rows_3": 3, "rows_7": 7, SPECIAL: 7}
-    assert cases(vectors(spec, (0,))) == {"rows_0": 0}
     assert sum(map(len, vectors(parse_spec("layernorm.bwd:d=65536,dtype=f32")).values())) < 10_000_000
-
-
-@pytest.mark.parametrize("rows", [-1, 2**21])
-def test_wrong_rows_are_one_sentence(rows: int) -> None:
-    with pytest.raises(LngenError, match=rf"from 0 to 1048576 rows of 64 elements, got {rows}; name fewer rows"):
-        vectors(parse_spec(SPECS[0]), (1, rows))
 
 
 # ---- the numbers ----
@@ -147,34 +136,17 @@ def test_the_numbers_are_the_same_on_every_machine(text: str) -> None:
     assert digest(vectors(parse_spec(text))) == DIGESTS[text]
 
 
-def test_another_process_makes_the_same_bytes() -> None:
-    script = (
-        "import sys; from lngen.aot.known_answers import vectors; from lngen.spec import parse_spec\n"
-        "for name, data in vectors(parse_spec(sys.argv[1])).items():\n"
-        "    sys.stdout.buffer.write(name.encode() + data)"
-    )
-    text = SPECS[6]
-    done = subprocess.run([sys.executable, "-c", script, text], capture_output=True, check=True)
-    assert done.stdout == b"".join(name.encode() + data for name, data in vectors(parse_spec(text)).items())
-
-
 @pytest.mark.parametrize("text", ["l2norm.fwd:d=64", *SPECS])
 def test_ordinary_cases_have_numbers_that_hide_nothing(text: str) -> None:
     """Every number is finite; no input is zero, and few are alike."""
-    files = vectors(parse_spec(text), (1, 4))
-    for case in ("rows_1", "rows_4"):
+    files = vectors(parse_spec(text))
+    for case in ("rows_1", "rows_5"):
         for role in ("input", "output"):
             assert all(np.isfinite(a.astype(np.float64)).all() for a in tensors(files, case, role).values())
         for array in tensors(files, case, "input").values():
             assert (array != 0).all()
             first = array.ravel()[:20].tolist()
             assert len({*first}) > 0.7 * len(first)
-
-
-def test_inputs_are_about_normal() -> None:
-    x = tensors(vectors(parse_spec(SPECS[3]), (5,)), "rows_5", "input")["x"].astype(np.float64)
-    assert abs(x.mean() - 0.5) < 0.05
-    assert abs(x.std() - 1) < 0.05
 
 
 def root(b: GraphBuilder) -> None:
@@ -185,7 +157,7 @@ def root(b: GraphBuilder) -> None:
 def test_inputs_stay_where_the_graph_is_defined() -> None:
     spec = make_spec(Definition("root", root), "fwd", {"d": 40})
     assert positive_inputs(spec) == ("x",)
-    files = vectors(spec, (5,))
+    files = vectors(spec)
     for case in ("rows_5", SPECIAL):
         assert (tensors(files, case, "input")["x"] >= 0.25).all()
     assert np.isnan(tensors(files, SPECIAL, "input")["z"]).any()

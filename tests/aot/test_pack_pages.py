@@ -16,12 +16,12 @@ import lngen
 from commands import prints
 from fake_driver import SHARED_OPTIN, FakeDriver
 from host_tensors import pass_for_gpu_tensors
-from lngen.aot.manifest import schema
 from lngen.devices import device_for
 from lngen.launch import driver
 from lngen.launch.driver import Launch
 from lngen.launch.kernels import Bound
 from lngen.launch.pack import FILE_NAME, Pack
+from packs import SCHEMA
 
 DOCS = Path(lngen.__file__).parent / "docs"
 
@@ -208,6 +208,6 @@ def test_the_page_has_every_key_in_the_order_of_the_file(pack: Callable[[str], P
     assert named(top) == [*document]
     assert named(kernel_set) == [*document["kernel_sets"][0]]
     (kinds,) = re.findall(r"\| kind \| is passed \|\n\|---\|---\|\n(.*?)\n\n", page("manifest"), re.DOTALL)
-    listed = json.dumps(schema()["$defs"]["argument"])
+    listed = json.dumps(SCHEMA["$defs"]["argument"])
     assert {*re.findall(r'"(\w+)"', re.findall(r'"kind": .*?"enum": \[(.*?)\]', listed)[0])} == {*named(kinds)}
     assert f"| `schema_version` | {document['schema_version']} |" in top

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 import lngen
-from lngen.aot import manifest
 from lngen.aot.verify import verify
 from lngen.launch.pack import FILE_NAME, Pack
 from lngen.launch.shape import check_document
 from own_graphs import own
-from packs import at, changed, is_named, places, with_wrong_values, without_keys
+from packs import SCHEMA, at, changed, is_named, places, with_wrong_values, without_keys
 
 VALIDATORS = pytest.importorskip("jsonschema")  # of the test extra; the machine of a GPU run may lack it
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=bf16", "layernorm.bwd:d=64,dtype=bf16"
@@ -51,7 +50,7 @@ def read(folder: Path) -> dict[str, Any]:
     return document
 
 
-VALIDATOR = VALIDATORS.Draft202012Validator(manifest.schema())
+VALIDATOR = VALIDATORS.Draft202012Validator(SCHEMA)
 
 
 def faults(document: Any) -> list[str]:
@@ -59,8 +58,8 @@ def faults(document: Any) -> list[str]:
 
 
 def test_the_schema_is_one_and_every_key_is_described() -> None:
-    VALIDATORS.Draft202012Validator.check_schema(manifest.schema())
-    definitions, bare = manifest.schema()["$defs"], []
+    VALIDATORS.Draft202012Validator.check_schema(SCHEMA)
+    definitions, bare = SCHEMA["$defs"], []
 
     def walk(value: Any, place: str) -> None:
         for key, part in value.items() if isinstance(value, dict) else ():
@@ -70,7 +69,7 @@ def test_the_schema_is_one_and_every_key_is_described() -> None:
             if key not in ("allOf", "oneOf"):
                 walk(part, f"{place}.{key}")
 
-    walk(manifest.schema(), "")
+    walk(SCHEMA, "")
     assert bare == []
 
 

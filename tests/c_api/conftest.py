@@ -1,7 +1,5 @@
 """A pack, its C library, and a libcuda whose functions are those of a FakeDriver."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -3,8 +3,6 @@
 It runs in this process. Its driver is a FakeDriver, whose GPU executes the PTX of the pack.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

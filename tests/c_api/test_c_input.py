@@ -1,7 +1,5 @@
 """If these fail, a wrong call of the C library crashes, goes unnoticed, or gets a status that says too little."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

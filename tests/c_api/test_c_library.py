@@ -1,7 +1,5 @@
 """If these fail, the C library of a pack does not compile, has a wrong dispatch or colliding names, or is lost."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import re
@@ -14,10 +12,8 @@ from typing import Any
 import pytest
 
 import lngen
-from lngen.aot import folder as folders
 from lngen.aot import manifest
-from lngen.aot.c_groups import group_names
-from lngen.aot.c_library import SOURCE, Wanted
+from lngen.aot.c_library import SOURCE, Wanted, group_names
 from lngen.aot.manifest import Facts, Manifest
 from lngen.aot.verify import verify
 from lngen.compile import Compilation
@@ -233,7 +229,7 @@ def test_dispatch_is_that_of_python_on_every_gpu_and_number_of_rows(tmp_path: Pa
 
 def put(folder: Path, pack: Manifest, wanted: Wanted) -> None:
     names = [name for entry in pack.kernel_sets.values() for name in entry["files"]]
-    folders.put(folder, pack, {name: name.encode() for name in names}, wanted)
+    manifest.put(folder, pack, {name: name.encode() for name in names}, wanted)
 
 
 @pytest.mark.parametrize("embed", [False, True])

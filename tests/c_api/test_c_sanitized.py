@@ -1,7 +1,5 @@
 """If these fail, the C library reads or writes where it may not, leaks, overflows, or races with itself."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -3,8 +3,6 @@
 The programs run in this process; their driver is a FakeDriver, whose GPU executes the PTX of the pack.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil
@@ -19,7 +17,7 @@ from c_driver import Bridge, cc
 from fake_driver import FakeDriver
 from lngen import examples
 from lngen.aot.build import build
-from lngen.aot.cpp_header import NORMS
+from lngen.aot.c_library import NORMS
 from lngen.interpret import interpret
 from lngen.ir import Value
 from lngen.ir.numerics import NUMPY_DTYPE, Array

@@ -1,7 +1,5 @@
 """If these fail, apache-tvm-ffi calls the C library of a pack wrongly, or raises another error than the right one."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """If these fail, a formula of operations or bytes is not what runs, or a time is not the model's or a record's."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from functools import cache
@@ -16,9 +14,8 @@ from lngen import config
 from lngen.check.inputs import random_inputs
 from lngen.devices import described
 from lngen.explain import Subject, cost
-from lngen.explain.amounts import at
-from lngen.explain.cost import bound, flops, measured, operations, peak
-from lngen.explain.steps import moved, reads
+from lngen.explain.cost import at, bound, flops, measured, moved, operations, peak
+from lngen.explain.steps import reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
 from lngen.problem.footprint import vectors_per_thread

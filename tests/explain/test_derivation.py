@@ -4,8 +4,6 @@ Every statement is evaluated as it is printed, in float64 on random inputs: both
 of each equation against differences of that equation, each gradient against differences of the forward.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,7 +16,7 @@ import pytest
 from lngen.check.differences import along
 from lngen.check.inputs import normal, positive_inputs
 from lngen.check.real import FUNCTIONS, evaluate
-from lngen.explain.derivation import derivation_of
+from lngen.explain.derivation import derivation
 from lngen.graphs import GRAPHS
 from lngen.ir import WIDE, Graph, values_of
 from lngen.ir.numerics import Array
@@ -42,7 +40,7 @@ SPECS = [*(f"{name}.bwd:d=8,dtype=f32" for name in GRAPHS), *OPTIONS]
 @cache
 def data_of(text: str) -> Mapping[str, Any]:
     """What ``--json`` prints."""
-    return dict(json.loads(json.dumps(dict(derivation_of(parse_spec(text)).data))))
+    return dict(json.loads(json.dumps(dict(derivation(parse_spec(text)).data))))
 
 
 def along_axis(place: int, reduce: Any) -> Any:
@@ -183,11 +181,11 @@ def test_a_wrong_identity_is_not_true(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "layernorm.bwd:d=8,dtype=f32"
     numbers(text)
     monkeypatch.setattr(_Simplifier, "_centred", lambda self, product, axis: True)
-    assert "sum_D(-dy * gamma * rstd) = 0" in "\n".join(faults(derivation_of(parse_spec(text)).data, text))
+    assert "sum_D(-dy * gamma * rstd) = 0" in "\n".join(faults(derivation(parse_spec(text)).data, text))
 
 
 def test_the_closed_form_of_layernorm_is_the_known_one() -> None:
-    section = derivation_of(parse_spec("layernorm.bwd:d=4096,dtype=bf16"))
+    section = derivation(parse_spec("layernorm.bwd:d=4096,dtype=bf16"))
     assert section.data["gradients"]["dx"] == "rstd * (g - mean_D(g) - xhat * mean_D(g * xhat))"
     assert section.data["shared"] == {"g": "dy * gamma"}
     assert "sum_D(g), sum_D(g * xhat): none waits for another, so they are one reduction phase" in str(section)
@@ -195,7 +193,7 @@ def test_the_closed_form_of_layernorm_is_the_known_one() -> None:
 
 
 def test_a_forward_says_what_the_passes_changed() -> None:
-    section = derivation_of(parse_spec("layernorm.fwd:d=4096,dtype=f32"))
+    section = derivation(parse_spec("layernorm.fwd:d=4096,dtype=f32"))
     assert section.data["passes"]["compensate"] == ["mean", "var_sum"]
     assert "rstd = 1 / sqrt(veps)" in str(section)
     assert "lngen explain layernorm.bwd" in str(section)

@@ -1,13 +1,11 @@
 """If these fail, a phase, a place or a reason that is shown is not that of the kernels."""
 
-from __future__ import annotations
-
 import pytest
 
 from explained import computed, subject_of
 from lngen.check.inputs import random_inputs
 from lngen.explain import fusion
-from lngen.explain.amounts import at, is_free
+from lngen.explain.cost import at, is_free
 from lngen.explain.fusion import unfused
 from lngen.explain.section import WIDTH
 from lngen.explain.steps import CLUSTER, GLOBAL, REGISTERS, SHARED, lives, steps

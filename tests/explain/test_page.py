@@ -1,7 +1,5 @@
 """If these fail, the page shows a wrong connection, changes from run to run, or lets a text become markup."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -23,8 +21,9 @@ from lngen.explain.drawing import kernel_drawing, row_drawing, row_levels, trial
 from lngen.explain.line_map import line_map, ptx_lines
 from lngen.explain.page import built, golden_page, page
 from lngen.explain.section import Lines, Table, Text
-from lngen.inspect import Location, sass
-from lngen.inspect.instruction_mix import kind
+from lngen.inspect import sass
+from lngen.inspect.machine_code import kind
+from lngen.inspect.sass import Location
 from lngen.toolchain.nvrtc import compiler_build
 
 ARCH = "sm_90"

@@ -1,7 +1,5 @@
 """If these fail, the page does not do in a browser what it says: Chromium without a window, driven by Selenium."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Why a schedule: every reason is confirmed by legality, by the records, or by the model's own numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace
@@ -19,8 +17,7 @@ from lngen.config import data_dir
 from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
 from lngen.explain.reasons import reasons, why_not
-from lngen.explain.section import WIDTH, Section, Table
-from lngen.explain.subject import Subject
+from lngen.explain.section import WIDTH, Section, Subject, Table
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks

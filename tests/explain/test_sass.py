@@ -1,7 +1,5 @@
 """If these fail, machine code is read wrongly, or golden kernels have more of it than `generated/sass-budget.json`."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
@@ -16,8 +14,9 @@ from lngen.aot import catalog
 from lngen.check.inputs import random_inputs
 from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
-from lngen.inspect import disassemble, machine_code, sass, sass_lint
-from lngen.inspect.instruction_mix import kind, mix
+from lngen.inspect import sass, sass_lint
+from lngen.inspect.machine_code import kind, machine_code, mix
+from lngen.inspect.sass import disassemble
 from lngen.ptx import run_plan
 
 pytest.importorskip("cupy")

@@ -1,7 +1,5 @@
 """Stability: facts hold for random and extreme numbers, hazards go with their guards, and happen where they say."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

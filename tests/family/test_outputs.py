@@ -20,7 +20,7 @@ from lngen.compile import Compilation, KernelSet
 from lngen.emit import emit
 from lngen.errors import ArrayError, DerivativeError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
-from lngen.inspect import measure, row_units
+from lngen.inspect.traffic import measure, row_units
 from lngen.interpret import interpret
 from lngen.ir import D, Eqn, Graph, M, Value
 from lngen.ir.numerics import Array

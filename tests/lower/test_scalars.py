@@ -25,7 +25,7 @@ from lngen.devices import default_device
 from lngen.emit import emit
 from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
-from lngen.inspect import measure
+from lngen.inspect.traffic import measure
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, numerics, parse
 from lngen.lower import lower

@@ -15,7 +15,7 @@ from lngen.check.inputs import random_inputs
 from lngen.cli import cli
 from lngen.compile import KernelSet
 from lngen.errors import LngenError
-from lngen.inspect import KernelTraffic, measure, row_units, traffic_rows, traffic_text
+from lngen.inspect.traffic import KernelTraffic, measure, row_units, traffic_rows, traffic_text
 from lngen.ir import D, M
 from lngen.lower import Plan
 from lngen.problem import Schedule

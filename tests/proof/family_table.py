@@ -24,7 +24,7 @@ from lngen.compile import Compilation
 from lngen.devices import DEFAULT_ARCH
 from lngen.files import write_all
 from lngen.graphs import GRAPHS
-from lngen.inspect import measure, row_units, traffic_rows
+from lngen.inspect.traffic import measure, row_units, traffic_rows
 from lngen.ir import WIDE
 from lngen.spec import Spec, parse_spec
 

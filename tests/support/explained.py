@@ -12,7 +12,7 @@ from lngen import interpret as interpreter
 from lngen.aot.catalog import CATALOG
 from lngen.compile import Compilation
 from lngen.devices import Device, default_device
-from lngen.explain.subject import Subject
+from lngen.explain.section import Subject
 from lngen.ir import Eqn, Graph
 from lngen.ir.numerics import Array
 from lngen.problem import Schedule

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lngen.aot import folder as folders
+from lngen.aot import manifest
 from lngen.aot.manifest import Manifest
 from lngen.compile import Compilation
+from lngen.config import PACKAGE
 from lngen.contract import described
 from lngen.files import sha256
 from lngen.spec import parse_spec
 
+SCHEMA = json.loads((PACKAGE / "aot" / "schema.json").read_text(encoding="utf-8"))
 TRIVIAL = "form=registers,threads=1,rows_per_block=32,vec=4"
 
 
@@ -57,7 +60,7 @@ def put(folder: Path, pack: Mapping[str, Mapping[str, bytes]], text: str = "", o
         {name: kernel_set(name, files, text + name) for name, files in pack.items()},
         {name: {"bytes": len(data), "sha256": sha256(data)} for name, data in extra.items()},
     )
-    return folders.put(folder, new, {n: data for own in pack.values() for n, data in own.items()} | extra)
+    return manifest.put(folder, new, {n: data for own in pack.values() for n, data in own.items()} | extra)[1]
 
 
 def dispatch(name: str, file: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_a_build_on_processes_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_worker_with_another_compiler_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builds, "nvrtc_version", lambda: (12, 9))
     with pytest.raises(LngenError, match=r"a worker has NVRTC 12\.9 and this machine 13\.4; install the same on both"):
-        builds._one(builds._Job("a", "sm_90", "ptx"), "", (13, 4))
+        builds._one("a", "sm_90", "ptx", "", (13, 4))
 
 
 def test_specs_are_tuned_on_a_cluster_one_per_gpu(

@@ -1,21 +1,29 @@
 """What the machine code of a kernel does: its instructions by kind, in each of its loops and per element of a row.
 
 The counts are of the text, not of an execution: an instruction counts once, also if its predicate is false, or if it is
-in a loop inside another one.
+in a loop inside another one. The code is that of a kernel set, or of a pack that any version of lngen has built.
 """
 
-from __future__ import annotations
-
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+from lngen.aot.hub import pack_folder
+from lngen.aot.manifest import Facts, read
 from lngen.compile import KernelSet
-from lngen.inspect.loops import loops, reached, target
+from lngen.devices import device_for
+from lngen.errors import LngenError
 from lngen.inspect.sass import Instruction, disassemble
-from lngen.inspect.traffic import resources
+from lngen.inspect.traffic import resources, usage
+from lngen.launch.pack import content
+from lngen.lower import Plan
+from lngen.toolchain import Resources
+
+# ---- kinds ----
 
 # Kinds by the first part of an opcode, without the U of the uniform datapath. Instructions of memory are kinds of their
 # own, with the bytes of a thread's access: "LDG 16". HFMA2 moves constants, HADD2 widens f16; bf16 is widened by
@@ -52,6 +60,72 @@ def mix(code: Iterable[Instruction]) -> dict[str, int]:
     """The number of instructions of each kind that there is: copies, loads, stores, then arithmetic."""
     counted = Counter(map(kind, code))
     return {name: counted[name] for name in sorted(counted, key=_PLACE.__getitem__)}
+
+
+# ---- control flow: what the start of a kernel reaches, and its loops ----
+
+# A compiler moves rare paths behind the code that they interrupt, so that a backward branch alone is no loop. It is one
+# if every path from the start to the branch passes its target (natural loops; Aho, Lam, Sethi, Ullman: Compilers,
+# section 9.6).
+
+Flow = Mapping[int, set[int]]
+
+
+def target(one: Instruction) -> int | None:
+    """The address that an instruction of control flow names, such as a branch; None for all others."""
+    names = one.opcode.startswith(("BRA", "BSSY", "WARPSYNC.COLLECTIVE"))
+    found = re.search(r"\b0x[0-9a-f]+$", one.text) if names else None
+    return int(found[0], 16) if found else None
+
+
+def reached(code: Sequence[Instruction]) -> list[Instruction]:
+    """The instructions that a kernel's start reaches: not the padding, nor the functions that it calls."""
+    return [code[at] for at in sorted(_reached(0, _flow(code)[1]))]
+
+
+def loops(code: Sequence[Instruction]) -> list[list[Instruction]]:
+    """The natural loops of a kernel, the largest first: their instructions in order, with those of inner loops."""
+    jumps, after = _flow(code)
+    before: dict[int, set[int]] = {at: set() for at in after}
+    for at, following in after.items():
+        for to in following:
+            before[to].add(at)
+    known = _reached(0, after)
+    bodies: dict[int, set[int]] = {}
+    for at, head in jumps.items():
+        if head <= at and at in known and at not in _reached(0, after, head):
+            bodies.setdefault(head, {head}).update(_reached(at, before, head) & known)
+    return sorted(([code[at] for at in sorted(body)] for body in bodies.values()), key=len, reverse=True)
+
+
+def _flow(code: Sequence[Instruction]) -> tuple[dict[int, int], Flow]:
+    """By number of an instruction: the one that it jumps to, and all that may follow it. A call returns."""
+    numbers = {one.address: at for at, one in enumerate(code)}
+    branches = [(at, target(one)) for at, one in enumerate(code) if one.opcode.startswith("BRA")]
+    jumps = {at: numbers[to] for at, to in branches if to in numbers}
+    last = len(code) - 1
+    after = {at: {at + 1} if at < last and _goes_on(one) else set() for at, one in enumerate(code)}
+    return jumps, {at: following | ({jumps[at]} if at in jumps else set()) for at, following in after.items()}
+
+
+def _goes_on(one: Instruction) -> bool:
+    """True unless it jumps without a condition, which is a predicate, an operand, or a suffix of the branch."""
+    if one.opcode.partition(".")[0] not in ("BRA", "BRX", "EXIT", "RET"):
+        return True
+    return one.text.startswith("@") or (target(one) is not None and (one.opcode != "BRA" or "," in one.text))
+
+
+def _reached(start: int, flow: Flow, without: int | None = None) -> set[int]:
+    """What is reached from ``start``, itself included, on paths that avoid ``without``."""
+    found, waiting = {start} - {without}, [start] if start != without else []
+    while waiting:
+        new = flow[waiting.pop()] - found - {without}
+        found |= new
+        waiting += new
+    return found
+
+
+# ---- a kernel ----
 
 
 @dataclass(frozen=True)
@@ -163,3 +237,47 @@ def machine_code(kernels: KernelSet, arch: str, *, lines: bool = False) -> tuple
 def elements(d: int, form: str, threads: int, cluster: int) -> float:
     """Elements of a row for each thread that works on it; 0 in form multipass, which loops over a row."""
     return 0 if form == "multipass" else d / (threads * cluster)
+
+
+# ---- the code of a pack ----
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A file of a pack, and what the manifest says of its kernel set."""
+
+    file: str
+    data: bytes
+    entry: Facts
+
+    def machine_code(self, arch: str) -> tuple[KernelCode, ...]:
+        """The machine code of each kernel, in launch order; the file is a cubin."""
+        code, s, found = disassemble(self.data), self.entry["schedule"], []
+        held = elements(self.entry["spec"]["d"], s["form"], s["threads"], s["cluster"])
+        for kernel in self.entry["kernels"]:
+            numbers = self.entry["resources"][arch][name := kernel["name"]]
+            compiled = Resources(**{f.name: numbers[f.name] for f in fields(Resources)})
+            shared = kernel["dynamic_shared_bytes"], numbers["launch_shared_bytes"]
+            used = usage(compiled, kernel["block"], *shared, device_for(arch))
+            found.append(KernelCode(name, arch, used, code[name], held if name.endswith("__rows") else 0))
+        return tuple(found)
+
+
+def packed(folder: Path, plan: Plan, arch: str, kind: str) -> Packed:
+    """The file of that kind (cu, ptx, cubin) for a plan's spec in a pack; LngenError if there is none.
+
+    It is of the plan's schedule, else of the one that a launcher takes for the most rows on ``arch``.
+    """
+    folder, spec = pack_folder(folder), str(plan.spec)
+    manifest = read(folder)
+    images = manifest.specs.get(spec, {"images": []})["images"]
+    taken = [c["kernel_set"] for i in images if i["arch"] == arch for c in reversed(i["classes"])]
+    for entry in (manifest.kernel_sets[name] for name in (plan.name, *taken) if name in manifest.kernel_sets):
+        for file, facts in entry["files"].items():
+            if facts["kind"] == kind and facts["arch"] in (arch, None):
+                return Packed(file, content(folder, file, facts["sha256"]), entry)
+    target, lacks = "" if kind == "cu" else f" for {arch}", "has none" if manifest.specs else "is no pack"
+    raise LngenError(
+        f"'{folder}' is expected to be a pack with a {kind} file of '{spec}'{target}, and {lacks}; "
+        f"build it: lngen build {spec} --arch {arch} --emit {kind} --out DIR."
+    )
