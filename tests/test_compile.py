@@ -1,7 +1,5 @@
 """One column: each stage of the compiler runs once, whoever asks; and ``lngen.compile`` is always the function."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import subprocess

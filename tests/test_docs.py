@@ -1,7 +1,5 @@
 """If these fail, ``lngen help`` does not print a page of ``lngen/docs``, or a page names what does not exist."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import re

@@ -1,7 +1,5 @@
 """If these fail, a program of lngen/examples does not run, or does not print what it promises."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy

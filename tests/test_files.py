@@ -1,7 +1,5 @@
 """If these fail, a path of a user hangs lngen, exhausts its memory, or loses a file that is half written."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """If these fail, ``generated/kernels`` is not what the code emits, or what it emits depends on the hash seed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """If these fail, an example of the README does not run, or its tables name what is not there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

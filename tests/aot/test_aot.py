@@ -1,7 +1,5 @@
 """If these fail, a build differs from run to run, or its manifest does not say how to launch the kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """If these fail, a manifest lists files that are not there: builds at once, a killed build, a foreign manifest."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """If these fail, a fat binary lacks an image, differs from run to run, or a driver cannot load it."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import re

@@ -1,7 +1,5 @@
 """If these fail, a hub package is not laid out as kernels wants it, loses what it had, or hides what is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

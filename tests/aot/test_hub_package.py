@@ -1,7 +1,5 @@
 """If these fail, a hub package does not load, computes other bits, or imports what it may not."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re

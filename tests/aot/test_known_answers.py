@@ -1,7 +1,5 @@
 """If these fail, a launcher in another language is tested with wrong numbers, or on some machine with others."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

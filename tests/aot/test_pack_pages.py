@@ -1,7 +1,5 @@
 """If these fail, a program of the pages about packs does not run, or it launches other kernels than lngen does."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re

@@ -1,7 +1,5 @@
 """If these fail, schema.json and the manifests of builds disagree, or a wrong manifest is found too late."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -147,10 +145,7 @@ def test_a_key_too_many_is_refused(rich: Any) -> None:
 
 VALUE = {"tensor": None, "number": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
 ARGUMENTS = [
-    (
-        {"name": "eps_", "ctype": "float", "kind": "value", **VALUE},
-        True,
-    ),
+    ({"name": "eps_", "ctype": "float", "kind": "value", **VALUE}, True),
     ({"name": "eps_", "ctype": "double", "kind": "value", **VALUE, "dtype": "f64"}, True),
     ({"name": "eps_", "ctype": "float", "kind": "value", "tensor": None}, False),
     ({"name": "eps_", "ctype": "long long", "kind": "value", **VALUE}, False),

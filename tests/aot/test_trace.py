@@ -1,7 +1,5 @@
 """If these fail, a traced workload is built as another norm, or a file that is no trace stops the build."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

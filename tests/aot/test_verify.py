@@ -1,7 +1,5 @@
 """If these fail, verify passes a pack that is not what its manifest says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

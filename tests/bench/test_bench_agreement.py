@@ -1,7 +1,5 @@
 """If these fail, elements that differ between batches or runs are not counted, or the picture does not show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

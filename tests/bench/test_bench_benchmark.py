@@ -1,7 +1,5 @@
 """If these fail, a run ends at the first failure, times wrong results, or repeats what it has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

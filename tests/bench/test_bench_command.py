@@ -1,7 +1,5 @@
 """If these fail, ``lngen bench`` measures, continues, prints or refuses something else than its options say."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

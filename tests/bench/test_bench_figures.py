@@ -1,7 +1,5 @@
 """If these fail, a picture cannot be drawn, differs between runs, or shows other records than it should."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """If these fail, a peer computes something else than lngen, or is called as nobody calls it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -220,7 +218,6 @@ STANDS = {
         "FusedRMSNormAffineFunction": _Function(lambda x, w, shape, eps: _norm(x, w.view(shape), None, eps, False)),
     },
 }
-
 
 HELD = [(peer, name, way) for peer in LIBRARIES for name, m in peer.members.items() for way in m.directions]
 

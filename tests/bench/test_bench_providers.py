@@ -1,7 +1,5 @@
 """If these fail, lngen or a ceiling is launched wrongly, or other providers are timed than those asked for."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

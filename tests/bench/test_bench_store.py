@@ -1,7 +1,5 @@
 """If these fail, a file of records cannot be read back, mixes conditions, or does not say where it is from."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

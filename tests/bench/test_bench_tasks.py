@@ -1,7 +1,5 @@
 """If these fail, the wrong thing is timed: another graph or shape, or its bytes, ceiling or target are others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

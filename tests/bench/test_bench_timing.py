@@ -1,7 +1,5 @@
 """If these fail, launches are timed wrongly: too few or warm argument sets, a drift that nobody sees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """If these fail, ``lngen check`` passes what is wrong, refuses what is right, or does not say why."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """If these fail, a case of ``lngen conform`` misses the mistake it is for, or fails a right function."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import product
@@ -187,10 +185,7 @@ FORWARDS: dict[str, tuple[Wrong, str]] = {
     "strides are ignored": (ignores_strides, "strided-rows transposed"),
     "alignment is ignored": (ignores_alignment, "unaligned-base"),
     "large x is clamped": (lambda x, g, b, eps: forward(np.clip(x, -1e16, 1e16), g, b, eps), "huge overflow"),
-    "negative gamma": (
-        lambda x, g, b, eps: forward(x, np.abs(g) if (g < 0).all() else g, b, eps),
-        "gamma-negative",
-    ),
+    "negative gamma": (lambda x, g, b, eps: forward(x, np.abs(g) if (g < 0).all() else g, b, eps), "gamma-negative"),
     "the last lane is lost": (last_lane_lost, "d-31 d-4093 d-1"),
 }
 

@@ -1,7 +1,5 @@
 """If these fail, ``lngen conform`` refuses right kernels of a graph that is no norm, or misses a mistake in them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping

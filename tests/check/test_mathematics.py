@@ -4,8 +4,6 @@ Rows alone, permuted and absent, and gradients against differences are cases of 
 PyTorch judges every graph of the family in tests/family/test_family.py.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

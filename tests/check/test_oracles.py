@@ -91,8 +91,7 @@ def error(out: Array, ref: Array, scale: Array) -> float:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
-    ("M", "D", "mean"),
-    [(5, 7, 0.5), (1, 1, 0.5), (4, 1, 3.0), (3, 2, 0.0), (6, 6, -2.0), (3, 33, 1e2), (4, 9, 1e4)],
+    ("M", "D", "mean"), [(5, 7, 0.5), (1, 1, 0.5), (4, 1, 3.0), (3, 2, 0.0), (6, 6, -2.0), (3, 33, 1e2), (4, 9, 1e4)]
 )
 def test_three_oracles_agree(norm: NormName, M: int, D: int, mean: float) -> None:
     case = Case.random(M, D, mean)
@@ -119,12 +118,7 @@ def test_a_directional_derivative_is_the_gradient_along_it() -> None:
     direction = np.random.default_rng(0).standard_normal((4, 5))
     dx, _, _ = layernorm_backward(case.dy, case.x, case.gamma, EPS)
     found = directional(
-        lambda x, gamma, beta: layernorm_forward(x, gamma, beta, EPS)[0],
-        case.inputs,
-        "x",
-        direction,
-        STEP,
-        dy=case.dy,
+        lambda x, gamma, beta: layernorm_forward(x, gamma, beta, EPS)[0], case.inputs, "x", direction, STEP, dy=case.dy
     )
     assert found == pytest.approx((dx * direction).sum(), rel=1e-8)
 
@@ -149,8 +143,7 @@ def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: NormName, compute: Any
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
 @pytest.mark.parametrize(
-    ("M", "D", "mean"),
-    [(3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4)],
+    ("M", "D", "mean"), [(3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4)]
 )
 def test_a_correct_kernel_is_within_the_bound(norm: NormName, dtype: DType, M: int, D: int, mean: float) -> None:
     stored = {k: v.astype(NUMPY_DTYPE[dtype]) for k, v in vars(Case.random(M, D, mean)).items()}

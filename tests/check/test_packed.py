@@ -1,7 +1,5 @@
 """Kernels with strides=2 are checked on rows with gaps: if these fail, ``lngen check`` misses rows in a wrong place."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from contextlib import nullcontext

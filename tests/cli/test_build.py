@@ -1,7 +1,5 @@
 """If these fail, build takes a wrong request, or says nothing clear about it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from itertools import product
 from pathlib import Path

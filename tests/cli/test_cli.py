@@ -1,7 +1,5 @@
 """If these fail, a command is missing, loads too much, or judges wrongly: check, doctor, and the table for tuning."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """If these fail, some request, graph text or .npy file ends in a traceback and not in a sentence."""
 
-from __future__ import annotations
-
 import io
 import os
 import warnings

@@ -1,7 +1,5 @@
 """If these fail, a command prints no JSON, writes another file, or notices too late that it cannot write."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """If these fail, the process ends with a wrong exit code, writes to a wrong stream, or imports foreign modules."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

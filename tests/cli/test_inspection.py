@@ -1,7 +1,5 @@
 """If these fail, ``lngen list`` and ``lngen show`` print something else than what is compiled."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """If these fail, a number that is typed is read as another one, in a spec, a schedule or an option."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

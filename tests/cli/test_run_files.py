@@ -1,7 +1,5 @@
 """If these fail, ``lngen run`` computes other bits than the interpreter, or misreads a file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """If these fail, a result in an input's place (h over residual, dx over dy, a sum) is wrong on the PTX executor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """If these fail, kernels of a member of the family have other bits than the interpreter under some schedule."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

@@ -1,7 +1,5 @@
 """If these fail, a caller of a member gets results in a wrong place or order, or saved values lose bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

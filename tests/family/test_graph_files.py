@@ -1,7 +1,5 @@
 """If these fail, a graph from a file, a module or a ``Graph`` is not that graph, or what is none gets no sentence."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """If these fail, two different graphs or specs have one name: of a text, a slug, a lock entry or a kernel."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

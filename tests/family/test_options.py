@@ -1,7 +1,5 @@
 """If these fail, a key of a spec is taken wrongly, or what is refused is not said in the right words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """If these fail, a graph of several outputs has wrong names, cotangents or gradients."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """If these fail, a kernel that takes eps by value has other bits than the same kernel with that eps baked in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 

@@ -1,7 +1,5 @@
 """If these fail, types, names, the op table, the verifier or the text of graphs no longer keep their rules."""
 
-from __future__ import annotations
-
 import math
 import re
 import time

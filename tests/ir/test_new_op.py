@@ -1,7 +1,5 @@
 """If these fail, a new op takes more than its row in the table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

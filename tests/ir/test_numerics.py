@@ -1,7 +1,5 @@
 """If these fail, rounding, fma or the order of a sum is no longer what its definition says, bit for bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction

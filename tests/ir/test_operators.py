@@ -1,7 +1,5 @@
 """If these fail, a description by operators means something else, or a wrong one is not explained."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable
@@ -204,11 +202,7 @@ def silent(b: GraphBuilder, x: Any) -> None:
             "AttributeError: 'GraphBuilder' object has no attribute 'max'",
             "; did you mean b.maximum or b.reduce_max?",
         ),
-        (
-            lambda b, x: b.layernrom(x),
-            "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'",
-            NO_METHOD,
-        ),
+        (lambda b, x: b.layernrom(x), "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'", NO_METHOD),
         (lambda b, x: x**3, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
         (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
         (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
@@ -293,10 +287,7 @@ ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
 @pytest.mark.parametrize(
     ("describe", "message"),
     [
-        (
-            lambda b, x: b.sum(x, "D"),
-            "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'.",
-        ),
+        (lambda b, x: b.sum(x, "D"), "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'."),
         (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
         (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
         (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),

@@ -1,28 +1,11 @@
 """If these fail, the text of a graph loses what a launch passes by value, or a wrong one is taken."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from lngen.errors import ParseError, VerifyError
-from lngen.ir import (
-    F32,
-    F64,
-    RULES,
-    Builder,
-    ByValue,
-    D,
-    Graph,
-    M,
-    Type,
-    Value,
-    bits_of,
-    parse,
-    values_of,
-    verify,
-)
+from lngen.ir import F32, F64, RULES, Builder, ByValue, D, Graph, M, Type, Value, bits_of, parse, values_of, verify
 from lngen.passes import extract
 
 TEXT = """\

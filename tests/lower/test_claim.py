@@ -1,7 +1,5 @@
 """Rows claimed from a counter: if these fail, an order of blocks or a second launch changes bits."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

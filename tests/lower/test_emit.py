@@ -1,7 +1,5 @@
 """Emitted CUDA: if these fail, its text differs from run to run, is untidy, or does not compile."""
 
-from __future__ import annotations
-
 import difflib
 import getpass
 import hashlib

@@ -1,7 +1,5 @@
 """What stays in registers from loop to loop: if these fail, values are computed or widened again, or spilled."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Plans: if these fail, a kernel computes an equation where it cannot, twice or not at all, or buffers do not fit."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import pairwise

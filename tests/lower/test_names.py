@@ -1,7 +1,5 @@
 """Names of values, graphs, inputs and outputs: if these fail, one meets a name of the kernel and does not compile."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Graphs of one's own: if these fail, one that kernels can compute is refused or wrong, or one they cannot is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reductions to a number and maxima over rows: if these fail, their kernels, order or derivatives are wrong."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Rows staged through shared memory: if these fail, a way of staging them changes bits, races or waits for nothing."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """An emitted file stands alone: if these fail, it needs other options, a file of its own or a name of its own."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -55,13 +53,7 @@ def factors(spec: str, schedule: str) -> tuple[object, ...]:
     return (direction, keys["form"]), (direction, "cluster" in keys), "dynamic" in keys, "single_launch" in keys
 
 
-every_text = sampling.grid(
-    ("spec", "schedule"),
-    [*dict.fromkeys([*GOLDEN, *STRUCTURES])],
-    factors,
-    ids=str,
-    strength=1,
-)
+every_text = sampling.grid(("spec", "schedule"), [*dict.fromkeys([*GOLDEN, *STRUCTURES])], factors, ids=str, strength=1)
 
 
 def ptx(text: str, arch: str = ARCH) -> str:

@@ -1,7 +1,5 @@
 """Traffic: if these fail, a kernel moves more bytes than the rows have, or the counts of it are wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

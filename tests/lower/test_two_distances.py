@@ -1,7 +1,5 @@
 """Rows at two distances: if these fail, a form of kernel reads or stores some rows elsewhere, or divides too often."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import cache

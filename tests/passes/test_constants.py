@@ -1,7 +1,5 @@
 """If these fail, a derivative takes for a constant what moves a result, or refuses what does not."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """If these fail, the order of a sum is not what the attributes say, kernels do not follow it, or its rule is wrong."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

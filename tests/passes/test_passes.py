@@ -1,7 +1,5 @@
 """If these fail, a pass writes something else, changes what is computed, or derives a wrong backward."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -25,8 +23,6 @@ from lngen.problem import depths
 from lngen.spec import Spec, make_spec, parse_spec
 
 Pass = Callable[[Graph], Graph]
-
-
 LINE = re.compile(r"(\w+) = (\w+)([ \w]*?)(?: \{(.*)\})?")
 WORDS = {"M": M, "D": D, "S": S, "f32": F32, "f64": F64, "bf16": BF16}
 
@@ -86,13 +82,7 @@ def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: 
 
 
 # A sum over D that waits for one over M, beside the variance.
-COLUMNS = (
-    "t = reduce_sum x {axis=M}",
-    "a = mul x t",
-    "most = reduce_max a {axis=D}",
-    "v, most",
-)
-
+COLUMNS = ("t = reduce_sum x {axis=M}", "a = mul x t", "most = reduce_max a {axis=D}", "v, most")
 
 SEGMENTS = (
     "x_sums = segment_sum x",
@@ -113,12 +103,7 @@ MEAN = (
     "correction = div off_sum n",
     "m = add m_first correction",
 )
-COMBINED = (
-    "off = sub centre m",
-    "n_off = mul n_1 off",
-    "term = fma n_off off squares",
-    "v = reduce_sum term {axis=S}",
-)
+COMBINED = ("off = sub centre m", "n_off = mul n_1 off", "term = fma n_off off squares", "v = reduce_sum term {axis=S}")
 
 
 def measured(lines: Iterable[str]) -> tuple[str, ...]:

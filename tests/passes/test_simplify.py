@@ -1,7 +1,5 @@
 """If these fail, gradients have more sums or phases than one would write by hand, lose accuracy, or take too long."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from fractions import Fraction

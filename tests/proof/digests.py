@@ -7,8 +7,6 @@ A digest covers the order of the sums as the graph's attributes spell it, and ev
 alone, so that no version of a library can change them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

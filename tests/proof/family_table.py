@@ -9,8 +9,6 @@ written; the floor is the number of [M, D] inputs and results of the call in the
 are those of the compiler, for each arch. Needs NVRTC and no GPU. tests/proof/test_family_table.py holds the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ A pair may be refused by ``lngen.compile``, with an LngenError; the command prin
 A pair that is compiled has to run: weights are of size 0.5 to 1.5, so that none is too small to rebuild a row.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

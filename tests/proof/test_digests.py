@@ -1,7 +1,5 @@
 """If these fail, the bits of ``order=v1`` have moved: the interpreter's results have other digests than recorded."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any

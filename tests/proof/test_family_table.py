@@ -1,7 +1,5 @@
 """If these fail, a named graph moves more than it must, a default spills, or generated/family.json is out of date."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import product

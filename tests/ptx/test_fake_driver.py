@@ -1,7 +1,5 @@
 """If these fail, tests that launch through the fake driver prove nothing: it takes what a GPU refuses, or errs."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time

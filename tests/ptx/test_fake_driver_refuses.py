@@ -1,7 +1,5 @@
 """If these fail, the fake driver takes calls that a driver refuses, or that ctypes passes on wrongly."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

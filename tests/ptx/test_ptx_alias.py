@@ -1,7 +1,5 @@
 """A result over an input has other bits, under a schedule that says it may lie there, if these fail."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

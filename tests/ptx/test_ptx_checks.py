@@ -1,7 +1,5 @@
 """A kernel that is wrong in one place passes the executor without its finding if these fail."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 
@@ -53,8 +51,6 @@ def kinds(found: tuple[Finding, ...]) -> set[str]:
 BEGIN = "\n    using Row ="  # of a kernel
 
 NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");'
-
-
 WORD = ("blockIdx.x", "(blockIdx.x / 2)")  # two blocks write it
 DEFECTS: dict[str, tuple[tuple[str, Schedule], tuple[tuple[str, str], ...], dict[str, object], str, str]] = {
     "no named barrier": (GROUPS, ((NAMED, ";"),), {}, "shared-race", ""),

@@ -1,7 +1,5 @@
 """Blocks of a cluster exchange other values, or reach blocks that are gone without a finding, if these fail."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -14,7 +12,6 @@ from ptx_source import HELPERS, broken, clean, kinds, messages, run
 U4 = np.uint32
 
 run_cluster = partial(run, dynamic=2048)
-
 
 VECTORS = (
     HELPERS
@@ -273,7 +270,6 @@ def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
 
 
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
-
 
 REMOTE = (
     HELPERS

@@ -1,7 +1,5 @@
 """Ranks in a cluster, and the block whose shared memory an address names, are wrong if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,19 +8,14 @@ from hypothesis import strategies as st
 from ptx_source import clean, run, run_ptx, with_mbarrier
 
 U4 = np.uint32
-
-
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (3, 2), (8, 1)]
-
 
 NAMES = (
     "cluster_ctaid.x", "cluster_ctaid.y", "cluster_ctaid.z", "cluster_nctaid.x", "cluster_nctaid.y", "clusterid.x",
     "clusterid.y", "nclusterid.x", "nclusterid.y", "cluster_ctarank", "cluster_nctarank",
 )  # fmt: skip
 
-
 MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
-
 
 PLACE = f"""
 mov.u32 %r2, %ctaid.x;

@@ -1,7 +1,5 @@
 """An instruction that only computes gives other bits than its model, or a modifier is ignored, if these fail."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 from typing import Any

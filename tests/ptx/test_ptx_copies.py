@@ -1,7 +1,5 @@
 """cp.async, bulk copies or their groups and proxies move other bytes, or a defect is no finding, if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from lngen.ptx import Outcome
 from ptx_source import HELPERS, broken, clean, kinds, run
 
 U4 = np.uint32
-
 
 ASYNC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[2][128];
@@ -84,10 +81,7 @@ def test_two_buffers() -> None:
 
 
 LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-
-
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
-
 
 COPY = (
     HELPERS
@@ -113,7 +107,6 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     s[128 + t] = 0;
 }"""
 )
-
 
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
 

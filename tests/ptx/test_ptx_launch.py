@@ -1,7 +1,5 @@
 """Dynamic shared memory, or the wait for the previous kernel, is handled or checked wrongly, if these fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -74,7 +72,6 @@ def test_an_arena_of_bytes_in_several_kernels() -> None:
 
 
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
-
 
 DEPENDENT = f"""extern "C" __global__ void k(const unsigned* a, unsigned* o) {{
     __shared__ unsigned s[64];

@@ -1,7 +1,5 @@
 """The phases of an mbarrier, or findings about its uses and initialisation, are wrong if these fail."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,12 +42,8 @@ setp.eq.u32 %p0, %r0, 0;
 bar.sync 0;
 """
 
-
 WAIT = "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p1, [bar], PARITY;\n@!%p1 bra AGAIN;"
-
-
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%rd1], SIZE, [bar];"
-
 
 POLL = """
 mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], PARITY;
@@ -57,7 +51,6 @@ mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], PARITY;
 selp.u32 %r1, 1, 0, %p1;
 st.global.u32 [%rd0+AT], %r1;
 """
-
 
 OPERATIONS = st.lists(
     st.tuples(
@@ -160,10 +153,7 @@ def test_who_comes_after_one_that_saw_a_phase_end_sees_it_at_once() -> None:
     text += WAIT.replace("PARITY", "0") + "\nDONE: BARRIER\n"
     text += "mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], 0;\nselp.u32 %r1, 1, 0, %p1;\n"
     text += "mul.wide.u32 %rd1, %r0, 4;\nadd.u64 %rd1, %rd0, %rd1;\nst.global.u32 [%rd1], %r1;\n"
-    assert with_mbarrier(text.replace("BARRIER", "bar.sync 0;"), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [
-        1,
-        1,
-    ]
+    assert with_mbarrier(text.replace("BARRIER", "bar.sync 0;"), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 1]
     assert with_mbarrier(text.replace("BARRIER", ""), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 0]
 
 

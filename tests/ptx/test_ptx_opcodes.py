@@ -1,7 +1,5 @@
 """Of the modifiers in the PTX manual, one is executed wrongly, or ignored in place of refused, if these fail."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 
 import numpy as np
@@ -19,20 +17,10 @@ def words(*slots: list[str]) -> set[str]:
 
 
 SCOPES = ["cta", "cluster", "gpu", "sys"]
-
-
 TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
-
-
 LEVEL1 = ["L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"]
-
-
 SIZES = ["L2::64B", "L2::128B", "L2::256B"]
-
-
 SHARED = ["shared", "shared::cta", "shared::cluster"]
-
-
 CACHED = ["", "global"]
 
 
@@ -53,7 +41,6 @@ LOADS = {
     *words(["ld.global.nc"], LEVEL1, ["", "L2::cache_hint"], ["", *SIZES]),
 }
 
-
 STORES = {
     *words(["st"], ["", "weak"], CACHED, ["", "wb", "cg", "cs", "wt"], ["", "L2::cache_hint"]),
     *words(["st"], ["", "weak"], CACHED, LEVEL1, ["", "L2::cache_hint"]),
@@ -63,13 +50,8 @@ STORES = {
     *words(["st"], scoped("relaxed") + scoped("release"), ["local", *SHARED]),
 }
 
-
 ORDERS = ["", "weak", "volatile", "mmio.relaxed.sys", "relaxed", "acquire", "release", "acq_rel"]
-
-
 SPACES = ["", "global", "local", "const", "param", "param::entry", "param::func", *SHARED]
-
-
 OPERATORS = ["", "ca", "cg", "cs", "lu", "cv", "wb", "wt"]
 
 
@@ -168,11 +150,7 @@ def known(line: str) -> bool:
 
 
 SCOPED = ["release.cta", "release.cluster", "relaxed.cta", "relaxed.cluster", "acquire.cta", "acquire.cluster"]
-
-
 WINDOWS = ["", "shared", "shared::cta", "shared::cluster"]
-
-
 BULK = "mbarrier::complete_tx::bytes"
 
 

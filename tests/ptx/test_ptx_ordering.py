@@ -1,7 +1,5 @@
 """Accesses that nothing orders pass, or flags, fences and scopes that order them are findings, if these fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,7 @@ from lngen.ptx import Outcome
 from ptx_source import broken, clean, kinds, messages, run, run_ptx
 
 U4 = np.uint32
-
-
 HALVES = 'extern "C" __global__ void k(unsigned* o) { o[threadIdx.x / 2] = threadIdx.x; }'
-
 
 TURNS = """extern "C" __global__ void k(unsigned* o, unsigned* p) {
     o[threadIdx.x] = threadIdx.x;

@@ -1,7 +1,5 @@
 """PTX text is read wrongly, constants, blocks or lines of the CUDA source, if these fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from lngen.errors import PtxError

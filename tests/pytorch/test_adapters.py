@@ -3,8 +3,6 @@
 Neither is installed: the tests use stand-ins of their interfaces (fake_vllm.py, fake_flashinfer.py).
 """
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from typing import Any

@@ -1,7 +1,5 @@
 """If these fail, a graph of a program's own, or one with all its options, is not a function of tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """If these fail, a call past PyTorch's dispatcher gives other bits, or is taken for one that it is not like."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Two processes do all of it once, with gloo; each test looks at what they found.
 """
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Its bits, and what is not like an earlier call, are tested with those of the direct way in Python (test_direct.py).
 """
 
-from __future__ import annotations
-
 import copy
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """If these fail, a GPT trains otherwise with lngen.torch's LayerNorm than with PyTorch's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

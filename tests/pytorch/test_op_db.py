@@ -1,7 +1,5 @@
 """If these fail, lngen.torch does not take what PyTorch's own tests give the same function, or computes otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """If these fail, patch() changes what a model computes, what it stores, or what training it sees."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

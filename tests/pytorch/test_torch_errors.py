@@ -1,7 +1,5 @@
 """If these fail, a wrong call of lngen.torch does not raise what PyTorch's own function raises, or does not say why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

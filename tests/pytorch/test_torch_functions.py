@@ -1,7 +1,5 @@
 """If these fail, lngen.torch computes something else than PyTorch, or not what the interpreter does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """If these fail, torch.func or autograd sees other derivatives of lngen.torch than of PyTorch, or silently none."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +14,7 @@ import lngen.torch as L
 from torch_calls import CALLS, THEIRS, D, Function, gradients, leaves, same_bits
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own deprecations
-    "ignore:`torch.jit.script.*` is deprecated:DeprecationWarning",
+    "ignore:`torch.jit.script.*` is deprecated:DeprecationWarning"
 )
 NARROW = ("softmax", "log_softmax")  # of which PyTorch computes float64
 # Results are of order 1. Both sides round some hundred times, for float32 (softmax, whose float64 is PyTorch's) 2**-24.

@@ -1,7 +1,5 @@
 """If these fail, a kernel gets arrays that it cannot read, or a result destroys an array that is still needed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """If these fail, a call does not pass the eps it is given, or compiles and checks again for another one."""
 
-from __future__ import annotations
-
 import threading
 from fractions import Fraction
 from typing import Any

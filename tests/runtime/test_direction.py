@@ -1,7 +1,5 @@
 """If these fail, arrays of CuPy and torch are misread, or a call runs kernels that do not suit its arrays."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """If these fail, kernels are launched with wrong arguments or attributes, or a refused launch is not explained."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

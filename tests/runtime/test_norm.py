@@ -1,7 +1,5 @@
 """If these fail, ``lngen.compile`` gives wrong results on NumPy arrays, or a wrong request gets no sentence."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial
@@ -184,10 +182,7 @@ def test_the_text_of_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
             lambda x, g, b: (x, g),
             r"the input 'beta', which is missing; for a norm without it, compile with beta=False \(beta=no in a spec\)",
         ),
-        (
-            lambda x, g, b: (x, None, b),
-            "the input 'gamma', which is missing; for a norm without it, compile",
-        ),
+        (lambda x, g, b: (x, None, b), "the input 'gamma', which is missing; for a norm without it, compile"),
         (lambda x, g, b: (x, g, b, b), "takes x, gamma, beta, each once; got 4 by position"),
         (lambda x, g, b: (None, g, b), "'x' is expected to be an array .*got NoneType"),
         (lambda x, g, b: (3.0, g, b), "'x' is expected to be an array .*got float"),

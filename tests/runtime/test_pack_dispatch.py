@@ -1,7 +1,5 @@
 """If these fail, a launcher takes kernels that its GPU does not run, or not those for its number of rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """If these fail, a manifest is read in parts that are not its own, or a pack of many specs is slow to load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Everything is launched through the C functions of a driver, whose GPU executes the PTX of the pack.
 """
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re
@@ -93,8 +91,7 @@ def test_forward_and_backward_have_the_bits_of_the_interpreter(pack: Any, shape:
 
 
 @pytest.mark.parametrize(
-    ("graph", "keys"),
-    [("layernorm", {"dtype": "bf16", "save": "none"}), ("l2norm", {"dtype": "f32", "guard": "max"})],
+    ("graph", "keys"), [("layernorm", {"dtype": "bf16", "save": "none"}), ("l2norm", {"dtype": "f32", "guard": "max"})]
 )
 @pytest.mark.parametrize("eps", [1e-6, 0.25, 0.0, -1e-3, 3, np.float32(1e-6), np.int64(2)])
 def test_eps_of_a_call(pack: Any, gpu: FakeDriver, graph: str, keys: dict[str, str], eps: float) -> None:

@@ -3,8 +3,6 @@
 The layouts are those of q, k and v in a packed projection [T, 3, H, D], and of what else collapses into two groups.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules: which are legal and why not, how they read as text, which come first, and that none spills."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import product
@@ -126,11 +124,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         replace(BULK, vec=1),
         "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190",
     ),
-    (
-        f"{ODD},strides=2",
-        RAGGED,
-        "form=tma_unaligned takes contiguous rows, got rows at two distances (strides=2)",
-    ),
+    (f"{ODD},strides=2", RAGGED, "form=tma_unaligned takes contiguous rows, got rows at two distances (strides=2)"),
     (
         ODD,
         replace(RAGGED, threads=8, rows_per_block=4),
@@ -143,11 +137,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         replace(RAGGED, tma_store=False),
         "unaligned rows are stored by bulk copies: tma_store is yes for 1 [M, D] results",
     ),
-    (
-        FORWARD,
-        replace(BULK, form="cp_async", vec=1),
-        "asynchronous copies move at least 4 bytes, got vec=1 of 2 bytes",
-    ),
+    (FORWARD, replace(BULK, form="cp_async", vec=1), "asynchronous copies move at least 4 bytes, got vec=1 of 2 bytes"),
     (
         FORWARD,
         replace(BULK, grid=0),
@@ -209,11 +199,7 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         Schedule("registers", 512, 1, 2),
         "a block has 49152 bytes of static shared memory, got 65536",
     ),
-    (
-        FORWARD,
-        replace(BULK, rows_per_block=4, stages=8),
-        "a block has 232448 bytes of shared memory, got 266560",
-    ),
+    (FORWARD, replace(BULK, rows_per_block=4, stages=8), "a block has 232448 bytes of shared memory, got 266560"),
 ]
 
 
@@ -429,9 +415,7 @@ LENGTHS = [
     *(16385, 40009, 65536, 70000, 262144, 10**6 + 3),
 ]
 
-
 CAPABILITIES = (75, 80, 86, 89, 90, 100, 103, 120)
-
 
 RANKED = [
     *product(("layernorm", "rmsnorm"), ("fwd", "bwd"), ("bf16", "f32", "f64")),

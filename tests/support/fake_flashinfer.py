@@ -4,8 +4,6 @@ It is not FlashInfer. It has four functions with the semantics of their definiti
 get, names made of the second axis of the input, and the copies into ``out`` or into the inputs of an in-place function.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping

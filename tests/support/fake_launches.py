@@ -3,8 +3,6 @@
 The structures are those of cuda.h (CUlaunchConfig, CUlaunchAttribute), written down here once more on purpose.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping

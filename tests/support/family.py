@@ -5,8 +5,6 @@ results by name, outputs and statistics alike. Gradients are those of torch's au
 dtype: ``tests/family/test_family_casts.py`` compares the roundings with those of the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

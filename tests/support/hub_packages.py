@@ -1,7 +1,5 @@
 """Hub packages in a test, loaded as Hugging Face ``kernels`` loads them, on CPU tensors that pass for a GPU's."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Graphs of numbers and column maxima: what they mean, their specs, their schedules and the bits of their kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plans of every structure, dtype and kind of input; what they compute, and that a plan keeps its bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ Two samples: a table of single cases gives a tenth, another one after another co
 every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
 """
 
-from __future__ import annotations
-
 import subprocess
 import zlib
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence

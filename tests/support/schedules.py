@@ -1,7 +1,5 @@
 """Schedules of each form, in one line: the sizes, then the flags, called as in the name of a kernel."""
 
-from __future__ import annotations
-
 from lngen.problem import Schedule
 
 FLAGS = {

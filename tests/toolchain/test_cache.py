@@ -1,7 +1,5 @@
 """If these fail, a kernel is taken from a wrong, foreign or damaged file, or processes disturb each other."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -151,8 +149,6 @@ def test_an_entry_that_is_not_trusted_is_compiled_again(
 
 LOG = "ptxas info    : Compiling entry function 'one' for 'sm_80'\n"
 USED = LOG + "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 8 registers\n"
-
-
 WHOLE = {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": ""}
 
 

@@ -1,7 +1,5 @@
 """If these fail, kernels are compiled with other arithmetic, or an error of the compiler is not explained."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

@@ -1,7 +1,5 @@
 """Builds or tuning on a real Dask cluster give something else than on this machine if these fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -24,8 +22,6 @@ from lngen.tune import trials
 from tune_cases import SPEC
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
-
-
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is Dask's
 
 

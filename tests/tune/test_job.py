@@ -1,7 +1,5 @@
 """A job chooses another schedule, or one bad candidate ends it, if these fail."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A locked schedule is lost, or another one runs, if these fail."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

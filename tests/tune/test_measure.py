@@ -1,7 +1,5 @@
 """The tuner's GPU part on NumPy: expected bits at many rows, and the measurer with an engine that has no GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence

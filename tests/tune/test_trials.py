@@ -1,7 +1,5 @@
 """Trials are lost, doubled or misread, also under many writers and after a kill, if these fail."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -53,12 +51,7 @@ def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
 
 def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    wrong = [
-        b'{"spec": "half a li\n',
-        b"[1]\n",
-        b'{"spec": "a"}\n',
-        b"\xff\xfe\n",
-    ]
+    wrong = [b'{"spec": "half a li\n', b"[1]\n", b'{"spec": "a"}\n', b"\xff\xfe\n"]
     path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
     found = trials.read(path)
     assert found.trials == tuple(TRIALS[:2])

@@ -1,7 +1,5 @@
 """``lngen tune`` prints, locks or refuses something else if these fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two runs measure on one GPU, or a worker is started needlessly or left behind, if these fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
