@@ -19,7 +19,6 @@ from lngen.problem.schedule import FORMS
 from lngen.spec import parse_spec
 from plans import SHARED
 
-ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = data_dir("generated") / "kernels"
 
 

@@ -89,7 +89,6 @@ def test_builder_keeps_names_unique_and_types_inferred() -> None:
     assert b.add("y", b.param("u", F32, M), b.param("c", F32, D)).type == f32(M, D)
 
 
-TAKEN = "an input is expected to be called 'x', but another value is;"
 AXES = "'z' expects some of the axes lngen.M, lngen.D, in this order, got"
 
 

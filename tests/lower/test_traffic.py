@@ -79,17 +79,10 @@ def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, sc
     assert row_units(plan, measured, rows) == (3 if plan.spec.direction == "bwd" else 2)
 
 
-@pytest.mark.full
-def test_more_rows_than_one_round_of_blocks() -> None:
-    rows = 8 * 128 + 16
-    plan, measured = counted(BACK, rows, tma(64, 8, 8, 2))
-    assert row_units(plan, measured, rows) == 3
-
-
-@pytest.mark.parametrize("rows", [256, pytest.param(8 * 128 + 16, marks=pytest.mark.full)])
-def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
+@pytest.mark.parametrize(("spec", "rows"), [(BACK, 256), (FEW, 56)])
+def test_prefetch_reads_the_last_row_once_more_for_every_row_group(spec: str, rows: int) -> None:
     """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
-    plan, measured = counted(BACK, rows, registers(64, 8, 8, "prefetch"))
+    plan, measured = counted(spec, rows, registers(64, 8, 8, "prefetch"))
     blocks = plan.kernels[0].grid[0](rows)
     assert row_units(plan, measured, rows) == pytest.approx(
         3 + 2 * blocks * plan.schedule.rows_per_block / rows, rel=1e-12

@@ -122,16 +122,6 @@ def test_any_address_and_odd_distances() -> None:
     run_checked(plan, 7, strides={"x": (407, 101), "y": (309, 103)}, inner=3, offset=1)
 
 
-def test_heads_of_one_packed_projection_side_by_side() -> None:
-    """q is normalised in place; what lies beside it, k and v, stays as it is."""
-    plan, heads, tokens = two("rmsnorm.fwd:d=64,dtype=f16", registers(8, 4, 8)), 3, 4
-    inputs = random_inputs(plan.spec, heads * tokens)
-    packed: dict[str, Distance] = {"x": (3 * heads * 64, 64), "y": (3 * heads * 64, 64)}
-    done = run_plan(plan, inputs, strides=packed, inner=heads, alias={"y": ("x", 0)})
-    assert done.findings == ()
-    assert not mismatches(done.results, interpret(plan.graph, inputs))
-
-
 # ---- what has to be wrong ----
 
 WRONG = {
