@@ -195,13 +195,6 @@ def test_a_package_whose_manifest_is_broken_is_refused(whole: Path, tmp_path: Pa
     assert "expected to be a pack" in fails(2, "pack", "list", folder)
 
 
-def test_verify_names_files_that_are_not_listed(whole: Path, tmp_path: Path) -> None:
-    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
-    (variant / "extra.py").write_text("")
-    found = lngen.verify(variant)
-    assert (found.ok, found.unlisted) == (True, ("extra.py",))
-
-
 # ---- bad input ----
 
 

@@ -89,20 +89,14 @@ DEVICES = {
 }
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
 BUILDS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "archs and rows": (
-        ["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"],
-        {"arch": "sm_75,sm_80,sm_90+ptx", "rows": "all"},
-    ),
+    "archs and rows": (["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"],
+     {"arch": "sm_75,sm_80,sm_90+ptx", "rows": "all"}),
     "static shared memory": (["layernorm.bwd:d=4096,dtype=bf16"], {"arch": "sm_80"}),
-    "single launch": (
-        ["layernorm.bwd:d=72,dtype=bf16"],
-        {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"},
-    ),
-    "clusters": (
-        [WIDE],
-        {"arch": "sm_90+ptx", "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"},
-    ),
-}
+    "single launch": (["layernorm.bwd:d=72,dtype=bf16"],
+     {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"}),
+    "clusters": ([WIDE], {"arch": "sm_90+ptx",
+     "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"}),
+}  # fmt: skip
 ROWS = (0, 1, 5, 200, 1000, 4096, 100_000)
 
 

@@ -91,13 +91,6 @@ def test_what_the_builds_have(build: Any) -> None:
     assert len(next(iter(found["every class"]["specs"].values()))["images"][0]["classes"]) > 3
 
 
-def test_two_builds_in_one_folder_follow_the_schema(tmp_path: Path) -> None:
-    lngen.build([BWD], tmp_path, emit="cu")
-    lngen.build([FWD], tmp_path, emit="cu", rows="1", bundle=True)
-    assert faults(read(tmp_path)) == []
-    assert len(read(tmp_path)["specs"]) == 2
-
-
 @pytest.fixture(scope="module")
 def rich(build: Any) -> Any:
     """A small manifest with nearly every key: one spec, two kernel sets, a header."""

@@ -15,7 +15,6 @@ from lngen.check.conform import CASES, Outcome, conform, select
 from lngen.check.conform.implementations import (
     LngenTarget,
     NumpyTarget,
-    RaisedError,
     TorchTarget,
     clone,
     find_target,
@@ -506,11 +505,6 @@ def test_ulps_are_those_of_the_stored_dtype() -> None:
     assert (off.largest, off.mean) == (1.0, 0.5)
     assert 1 < want.excess(y) < 2
     assert want.excess(np.array([[np.nan, 1.0]]).astype(BF16)) == np.inf
-
-
-def test_the_first_line_of_an_exception_is_kept() -> None:
-    assert str(RaisedError(ValueError("\n one\ntwo"))) == "ValueError: one"
-    assert str(RaisedError(KeyError())) == "KeyError"
 
 
 # The command line

@@ -106,14 +106,6 @@ def test_a_large_mean(norm: str, way: str, mean: float) -> None:
         assert excess(spec, draw(spec, 5, mean)) <= 1, spec
 
 
-def test_a_large_mean_leaves_three_digits() -> None:
-    """The bound itself is wide there; measured: 1.1e-4 of y's largest element at 1e4 standard deviations."""
-    spec = parse_spec("layernorm.fwd:d=4096,dtype=f32")
-    inputs = draw(spec, 5, 1e4)
-    y, reference = results(spec, inputs)["y"], truth(spec, inputs)["y"].value
-    assert np.abs(y - reference).max() < 1e-3 * np.abs(reference).max()
-
-
 def bits(a: Array) -> Array:
     """The bits; a NaN counts as any other."""
     return np.where(np.isnan(a.astype(np.float64)), 0, a.view(f"u{a.dtype.itemsize}"))

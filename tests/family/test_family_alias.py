@@ -86,24 +86,16 @@ def test_the_stream_over_the_residual_on_a_gpu(spec: str, monkeypatch: pytest.Mo
 
 ADDED = [
     ("layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta", "form=registers,threads=64,rows_per_block=8,vec=8"),
-    (
-        "layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta,blocks=2",
-        "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes",
-    ),
-    (
-        "add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma",
-        "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes",
-    ),
-    (
-        "add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma,blocks=2",
-        "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes",
-    ),
+    ("layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta,blocks=2",
+     "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes"),
+    ("add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma",
+     "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"),
+    ("add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma,blocks=2",
+     "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes"),
     ("rmsnorm.bwd:d=8200,dtype=bf16,accumulate=gamma,blocks=2", "form=multipass,threads=256,rows_per_block=1,vec=8"),
-    (
-        "gated_rmsnorm.bwd:d=1000,dtype=f16,accumulate=gamma,blocks=2",
-        "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes",
-    ),
-]
+    ("gated_rmsnorm.bwd:d=1000,dtype=f16,accumulate=gamma,blocks=2",
+     "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes"),
+]  # fmt: skip
 
 
 @sampling.rotating(("spec", "schedule"), ADDED)

@@ -200,21 +200,14 @@ def test_what_is_no_graph_is_a_sentence(folder: Path, spec: str, message: str) -
             "graph @leave_fwd: its function raised SystemExit: 0 ('{folder}/its_norms.py', line {last}: "
             "raise SystemExit(0)).",
         ),
-        (
-            "json:dumps.fwd:d=8",
-            "graph @dumps_fwd: its function raised TypeError: Object of type GraphBuilder is not JSON serializable.",
-        ),
-        (
-            "broken:f.fwd:d=8",
-            "'broken:f' cannot be imported: ZeroDivisionError: division by zero ('{folder}/broken.py', line 2: 1 / 0)",
-        ),
-        (
-            "refused:f.fwd:d=8",
-            "graph @f_fwd: 'x' expects a dtype of f16, bf16, f32, f64, got 'f99'.\n"
-            "    '{folder}/refused.py', line 3: b.input('x', dtype='f99')",
-        ),
+        ("json:dumps.fwd:d=8",
+         "graph @dumps_fwd: its function raised TypeError: Object of type GraphBuilder is not JSON serializable."),
+        ("broken:f.fwd:d=8",
+         "'broken:f' cannot be imported: ZeroDivisionError: division by zero ('{folder}/broken.py', line 2: 1 / 0)"),
+        ("refused:f.fwd:d=8", "graph @f_fwd: 'x' expects a dtype of f16, bf16, f32, f64, got 'f99'.\n"
+         "    '{folder}/refused.py', line 3: b.input('x', dtype='f99')"),
     ],
-)
+)  # fmt: skip
 def test_code_that_raises_is_a_wrong_request(folder: Path, spec: str, message: str) -> None:
     (folder / "broken.py").write_text("\n1 / 0\n")
     (folder / "refused.py").write_text("\ndef f(b):\n    b.input('x', dtype='f99')\n")

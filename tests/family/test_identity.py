@@ -246,22 +246,6 @@ def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[st
 
 
 @pytest.mark.parametrize(
-    ("names", "one", "other"),
-    [
-        (["w", "b", "now"], {"w": False}, {"now": True}),
-        (["a", "b", "a_b"], {"wrt": "a+b"}, {"wrt": "a_b"}),
-        (["b", "savenone"], {"savenone": True}, {"save": "none"}),
-        (["b", "wf16"], {"wf16": True}, {"weight": "f16"}),
-    ],
-)
-def test_slugs_that_were_one(names: list[str], one: dict[str, object], other: dict[str, object]) -> None:
-    first, second = ({**dict.fromkeys(names, True), **keys} if "wrt" in keys else keys for keys in (one, other))
-    way = "bwd" if "wrt" in one else "fwd"
-    slugs = [make_spec(taking(names), way, {"d": 64, **keys}).slug.split("__")[1] for keys in (first, second)]
-    assert slugs[0] != slugs[1]
-
-
-@pytest.mark.parametrize(
     ("text", "identifier", "file"),
     [
         ("add_rmsnorm.fwd:d=64,round_sum=no", "noqroundqusum", "noround-sum"),

@@ -30,7 +30,6 @@ F32 = DType.F32
 NAMES = [n for n, graph in GRAPHS.items() if graph.builder(Options(F32, F32, F32)).takes_eps]
 WAYS = ("fwd", "bwd")
 LONG = 70000  # elements of a row that has segments
-EPS = (1e-5, 1e-6, 1e-12, 0.0, 0.5, -0.25)
 ODD = 0.0123  # an eps that no other constant of a graph equals
 
 
@@ -131,37 +130,11 @@ def test_long_rows_with_an_eps_of_zero_are_right_all_the_same(eps: float) -> Non
         np.testing.assert_allclose(found["y"], want, rtol=2e-6, atol=2e-6)
 
 
-# ---- bits: the interpreter ----
+# ---- bits ----
 
 
 def without_numbers(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {v.name: inputs[v.name] for v in spec.graph().tensors}
-
-
-# Graphs without functions, which are defined in f32 only.
-F64 = ("layernorm", "rmsnorm", "l2norm", "add_layernorm", "add_rmsnorm", "parallel_layernorm", "parallel_rmsnorm")
-BITS = [(name, keys) for name in NAMES for keys in ("", "save=none", "dtype=bf16")]
-BITS += [(name, "dtype=f64,save=none") for name in F64]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "keys"), BITS)
-def test_the_interpreter_gives_the_bits_of_the_baked_eps(name: str, way: str, keys: str) -> None:
-    if (
-        "f64" in keys
-        and not any(part in name for part in ("add_", "parallel_"))
-        and name not in ("layernorm", "rmsnorm", "l2norm")
-    ):
-        pytest.skip("the graph has functions of f32 alone")
-    for guard in ("guard=add", "guard=max") if name == "l2norm" else ("",):
-        spec = run_time(text(name, way, ",".join(filter(None, (keys, guard))), 40))
-        found = []
-        for eps in EPS:
-            inputs = random_inputs(spec, 3, eps=eps)
-            found.append(interpret(spec.graph(), inputs))
-            assert not mismatches(found[-1], interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))), eps
-        if spec.graph().by_value and guard != "guard=max":
-            assert mismatches(found[0], found[4])
 
 
 def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
@@ -172,9 +145,6 @@ def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
     assert value == np.float32(0.1 * 0.1) != np.float32(0.1) * np.float32(0.1)
     assert values_of(graph, 0.0)["eps2"] == np.float32(2.0**-126)
     assert values_of(graph, 1e200)["eps2"] == np.inf
-
-
-# ---- bits: PTX ----
 
 
 @cache

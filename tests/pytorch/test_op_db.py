@@ -127,17 +127,6 @@ def test_statistics_are_those_of_native_layer_norm() -> None:
             torch.testing.assert_close(statistic, expected.reshape(statistic.shape), rtol=1e-14, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", ["nn.functional.layer_norm", "nn.functional.rms_norm"])
-def test_second_gradients_of_samples_are_those_of_differences(name: str) -> None:
-    for sample in samples(name, torch.float64):
-        tensors = leaves([sample.input, *sample.args])
-
-        def called(x: Any, *weights: Any, sample: Any = sample) -> Any:
-            return FUNCTIONS[name][0](x, sample.args[0], *weights, **sample.kwargs)
-
-        assert torch.autograd.gradgradcheck(called, tensors, fast_mode=True)
-
-
 @pytest.mark.parametrize("name", [name for name, op in OPS.items() if op.error_inputs_func])
 def test_wrong_samples_raise_pytorchs_errors(name: str) -> None:
     for wrong in OPS[name].error_inputs("cpu"):

@@ -71,35 +71,20 @@ CROWDED = "many row groups"  # stands for BACKWARD with more of them than a bloc
 
 # In the order of the rules; each breaks its own and none before it.
 ILLEGAL: list[tuple[str, Schedule, str]] = [
-    (
-        FORWARD,
-        replace(GOOD, form="shared"),
-        "form is one of registers, tma, tma_unaligned, cp_async, multipass, got shared",
-    ),
+    (FORWARD, replace(GOOD, form="shared"),
+     "form is one of registers, tma, tma_unaligned, cp_async, multipass, got shared"),
     (FORWARD, replace(GOOD, threads=96), "threads is a power of two, got 96"),
     (FORWARD, replace(GOOD, rows_per_block=0), "rows_per_block is at least 1, got 0"),
     (FORWARD, replace(GOOD, rows_per_block=16), "threads * rows_per_block is at most 1024, got 2048"),
     (FORWARD, replace(GOOD, threads=16), "threads * rows_per_block fills whole warps of 32, got 16"),
-    (
-        FORWARD,
-        replace(GOOD, threads=1024),
-        "threads is at most 512, a row segment has 512 chunks of 8 elements, got 1024",
-    ),
-    (
-        FORWARD,
-        replace(GOOD, threads=64, rows_per_block=16),
-        "rows of more than 32 threads each need a named barrier, of which a block has 15, got 16 rows",
-    ),
-    (
-        FORWARD,
-        replace(GOOD, form="multipass", rows_per_block=2),
-        "form=multipass has one row per block, got rows_per_block=2",
-    ),
-    (
-        BACKWARD,
-        replace(BACK, rows_per_block=1),
-        "the graph adds its column sums in 2 row groups a block, so rows_per_block is 2, got 1",
-    ),
+    (FORWARD, replace(GOOD, threads=1024),
+     "threads is at most 512, a row segment has 512 chunks of 8 elements, got 1024"),
+    (FORWARD, replace(GOOD, threads=64, rows_per_block=16),
+     "rows of more than 32 threads each need a named barrier, of which a block has 15, got 16 rows"),
+    (FORWARD, replace(GOOD, form="multipass", rows_per_block=2),
+     "form=multipass has one row per block, got rows_per_block=2"),
+    (BACKWARD, replace(BACK, rows_per_block=1),
+     "the graph adds its column sums in 2 row groups a block, so rows_per_block is 2, got 1"),
     (FORWARD, replace(GOOD, vec=16), "vec divides both the chunk (8) and D (4096), got 16"),
     (
         BACKWARD,
@@ -107,23 +92,14 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         "a cluster is of 2, 4, 8 or 16 blocks with form=tma, or form=registers without column sums, else 1, "
         "got 2 with form=registers",
     ),
-    (
-        FORWARD,
-        replace(BULK, cluster=2),
-        "the blocks of a cluster have equally many of the 1 segments of a row, got cluster=2",
-    ),
-    (
-        FORWARD,
-        replace(BULK, stages=1),
-        "stages is from 2 to 8 with form=tma or tma_unaligned or cp_async, else 0, got 1",
-    ),
+    (FORWARD, replace(BULK, cluster=2),
+     "the blocks of a cluster have equally many of the 1 segments of a row, got cluster=2"),
+    (FORWARD, replace(BULK, stages=1),
+     "stages is from 2 to 8 with form=tma or tma_unaligned or cp_async, else 0, got 1"),
     (EMPTY, BULK, "there is no [M, D] input to stage"),
     (FORWARD, replace(BULK, vec=4), "bulk copies need vec=8 and a D that is a multiple of it, got vec=4"),
-    (
-        UNORDERED,
-        replace(BULK, vec=1),
-        "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190",
-    ),
+    (UNORDERED, replace(BULK, vec=1),
+     "rows, or cluster tiles, that are loaded by bulk copies are multiples of 16 bytes, got 8190"),
     (f"{ODD},strides=2", RAGGED, "form=tma_unaligned takes contiguous rows, got rows at two distances (strides=2)"),
     (
         ODD,
@@ -132,75 +108,45 @@ ILLEGAL: list[tuple[str, Schedule, str]] = [
         " and as many "
         "threads, got D=4095, threads=8",
     ),
-    (
-        ODD,
-        replace(RAGGED, tma_store=False),
-        "unaligned rows are stored by bulk copies: tma_store is yes for 1 [M, D] results",
-    ),
+    (ODD, replace(RAGGED, tma_store=False),
+     "unaligned rows are stored by bulk copies: tma_store is yes for 1 [M, D] results"),
     (FORWARD, replace(BULK, form="cp_async", vec=1), "asynchronous copies move at least 4 bytes, got vec=1 of 2 bytes"),
-    (
-        FORWARD,
-        replace(BULK, grid=0),
-        "grid is at least 1 with form=tma or tma_unaligned or cp_async and no column sums, else 0, got 0",
-    ),
+    (FORWARD, replace(BULK, grid=0),
+     "grid is at least 1 with form=tma or tma_unaligned or cp_async and no column sums, else 0, got 0"),
     (FORWARD, replace(GOOD, tma_store=True), "tma_store belongs to form=tma and an [M, D] result"),
-    (
-        NARROW,
-        replace(BULK, vec=4, tma_store=True),
-        "rows, or cluster tiles, that are stored by bulk copies are multiples of 16 bytes, got 8008",
-    ),
+    (NARROW, replace(BULK, vec=4, tma_store=True),
+     "rows, or cluster tiles, that are stored by bulk copies are multiples of 16 bytes, got 8008"),
     (
         FORWARD,
         replace(GOOD, form="multipass", cached_weights=True),
         "cached_weights belongs to a [D] input and form=tma or tma_unaligned or cp_async,"
         " or form=registers without column sums",
     ),
-    (
-        FORWARD,
-        replace(GOOD, row_in_registers=True),
-        "row_in_registers belongs to form=tma or tma_unaligned or cp_async",
-    ),
-    (
-        FORWARD,
-        replace(BULK, row_in_registers=True, early_release=True, tma_store=True),
-        "early_release belongs to form=tma with row_in_registers=yes and tma_store=no",
-    ),
+    (FORWARD, replace(GOOD, row_in_registers=True),
+     "row_in_registers belongs to form=tma or tma_unaligned or cp_async"),
+    (FORWARD, replace(BULK, row_in_registers=True, early_release=True, tma_store=True),
+     "early_release belongs to form=tma with row_in_registers=yes and tma_store=no"),
     (
         FORWARD,
         replace(GOOD, dynamic=True),
         "dynamic belongs to form=tma or tma_unaligned, without column sums,"
         " and to row sums if a cluster shares the rows",
     ),
-    (
-        FORWARD,
-        replace(BULK, threads=16, rows_per_block=4, dynamic=True),
-        "row groups with dynamic=yes end at different times, so each has whole warps of 32 threads, got 16",
-    ),
-    (
-        "layernorm.fwd:d=32768,dtype=bf16",
-        replace(BULK, threads=128, rows_per_block=1, cluster=4, acquire_shared=True),
-        "acquire_shared belongs to column sums of rows that a cluster shares, got cluster=4",
-    ),
+    (FORWARD, replace(BULK, threads=16, rows_per_block=4, dynamic=True),
+     "row groups with dynamic=yes end at different times, so each has whole warps of 32 threads, got 16"),
+    ("layernorm.fwd:d=32768,dtype=bf16", replace(BULK, threads=128, rows_per_block=1, cluster=4, acquire_shared=True),
+     "acquire_shared belongs to column sums of rows that a cluster shares, got cluster=4"),
     (FORWARD, replace(GOOD, single_launch=True), "single_launch belongs to column sums that are kept in registers"),
     (FORWARD, replace(GOOD, prefetch=True), "prefetch belongs to form=registers with column sums"),
-    (
-        CROWDED,
-        replace(GOOD, form="multipass"),
-        "form=multipass adds column sums in blocks of 1024 threads at most, got 2048",
-    ),
-    (
-        FORWARD,
-        replace(GOOD, threads=16, rows_per_block=2),
-        "a thread holds at most 128 elements of a row in registers, got 256; use more threads or form=multipass",
-    ),
+    (CROWDED, replace(GOOD, form="multipass"),
+     "form=multipass adds column sums in blocks of 1024 threads at most, got 2048"),
+    (FORWARD, replace(GOOD, threads=16, rows_per_block=2),
+     "a thread holds at most 128 elements of a row in registers, got 256; use more threads or form=multipass"),
     (FORWARD, replace(GOOD, blocks_per_sm=17), "blocks_per_sm * threads * rows_per_block is from 1 to 2048, got 2176"),
-    (
-        "layernorm.bwd:d=8192,dtype=f64",
-        Schedule("registers", 512, 1, 2),
-        "a block has 49152 bytes of static shared memory, got 65536",
-    ),
+    ("layernorm.bwd:d=8192,dtype=f64", Schedule("registers", 512, 1, 2),
+     "a block has 49152 bytes of static shared memory, got 65536"),
     (FORWARD, replace(BULK, rows_per_block=4, stages=8), "a block has 232448 bytes of shared memory, got 266560"),
-]
+]  # fmt: skip
 
 
 def of(text: str) -> Problem:
@@ -668,39 +614,19 @@ def test_a_plan_asks_for_what_its_kernels_use_at_least() -> None:
         ("layernorm.bwd:d=1024,dtype=bf16", "form=tma,threads=64,rows_per_block=8,vec=8,stages=3", (128, 52), 90, 1),
         ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", (247, 48), 90, 2),
         ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", (247, 48), 100, 2),
-        (
-            "layernorm.bwd:d=4096,dtype=bf16",
-            "form=tma,threads=128,rows_per_block=2,vec=8,stages=3",
-            (247, 48),
-            80,
-            None,
-        ),
-        (
-            "layernorm.bwd:d=4096,dtype=bf16",
-            "form=tma,threads=128,rows_per_block=2,vec=8,stages=3",
-            (160, 48),
-            90,
-            None,
-        ),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", (247, 48), 80,
+         None),
+        ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", (160, 48), 90,
+         None),
         ("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,vec=8,stages=3", (161, 48), 90, 2),
-        (
-            "layernorm.bwd:d=12288,dtype=bf16",
-            "form=tma,threads=128,rows_per_block=3,vec=8,stages=2,cluster=4",
-            (168, 56),
-            90,
-            6,
-        ),
-        (
-            "layernorm.bwd:d=131072,dtype=bf16",
-            "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=16",
-            (255, 40),
-            90,
-            8,
-        ),
+        ("layernorm.bwd:d=12288,dtype=bf16", "form=tma,threads=128,rows_per_block=3,vec=8,stages=2,cluster=4",
+         (168, 56), 90, 6),
+        ("layernorm.bwd:d=131072,dtype=bf16", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=16",
+         (255, 40), 90, 8),
         ("layernorm.bwd:d=4096,dtype=f64", "form=tma,threads=256,rows_per_block=1,vec=2,stages=2", (255, 60), 90, 2),
         ("layernorm.bwd:d=131072,dtype=f32", "form=multipass,threads=512,rows_per_block=1,vec=4", (128, 128), 90, None),
     ],
-)
+)  # fmt: skip
 def test_the_finish_is_spread_where_it_does_not_fit_beside_the_rows(
     spec: str, schedule: str, registers: tuple[int, int], there: int, blocks: int | None
 ) -> None:

@@ -3,9 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,13 +15,10 @@ from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
 from lngen.errors import LngenError
-from lngen.runtime.lock_file import read_lock
-from lngen.tune import trials, tuner
+from lngen.tune import trials
 from lngen.tune.trials import STATUSES, Trial, from_json, latest
 from lngen.tune.views import FORMATS, export
 from tune_cases import DEVICE, SPEC, TRIALS, during, names, trial
-
-ROOT = Path(tuner.__file__).parents[2]
 
 
 def test_the_last_of_most_rounds_counts_and_a_failure_is_final() -> None:
@@ -137,43 +131,6 @@ def test_the_lock_of_a_file_is_that_file_alone(tmp_path: Path) -> None:
         trials.append(tmp_path / "b", TRIALS[:1])
 
 
-def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
-    code = f"""
-        import sys
-        from dataclasses import replace
-        from pathlib import Path
-        from lngen.tune import trials
-        from lngen.tune.job import Outcome, choose
-        from lngen.tune.trials import Device, Trial
-        from lngen.tune.tuner import store_choices
-        device, one = {DEVICE!r}, {trial()!r}
-        own, folder = int(sys.argv[1]), Path(sys.argv[2])
-        for n in range(8):
-            trials.append(folder / "t", [replace(one, rows=100 * own + n)])
-            if n % 3 == own:
-                trials.append(folder / f"shard{{own}}", [replace(one, rows=10_000 + 100 * own + n)])
-                trials.merge([folder / f"shard{{own}}"], folder / "t")
-            store_choices(folder / "my.lock", [Outcome(one.spec, 100 * own + n, device, choice=choose([one]))])
-    """
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), str(n), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-        )
-        for n in range(3)
-    ]
-    for process in running:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
-    every = [100 * own + n for own in range(3) for n in range(8)]
-    assert [e.rows for e in read_lock(tmp_path / "my.lock").entries] == every
-    content = trials.read(tmp_path / "t")
-    merged = [10_000 + 100 * own + n for own in range(3) for n in range(8) if n % 3 == own]
-    assert (sorted({t.rows for t in content.trials}), content.complaints) == ([*every, *merged], ())
-    assert names(tmp_path) == {"t", "my.lock", *(f"shard{own}" for own in range(3))}
-
-
 def test_a_killed_append_loses_its_own_line_at_most(tmp_path: Path) -> None:
     trials.append(tmp_path / "whole", TRIALS[:1])
     for point in range(points(lambda: trials.append(tmp_path / "whole", TRIALS[1:2]))):
@@ -206,12 +163,6 @@ def test_a_killed_merge_leaves_the_old_database_or_the_new_one(tmp_path: Path) -
         assert path.read_bytes() == new
         assert names(path.parent) == {"t"}
     assert {*found} == {old, new}
-
-
-def test_a_database_in_a_file_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LngenError, match=r"cannot write '.*t\.jsonl.*': File exists; name a place"):
-        trials.append(tmp_path / "file" / "t.jsonl", TRIALS)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.mkdir])
