@@ -71,19 +71,6 @@ def test_ptx_may_end_in_nul_or_not(images: tuple[Image, ...]) -> None:
     assert fatbin([ptx]) == fatbin([replace(ptx, data=ptx.data.rstrip(b"\0") + b"\0")])
 
 
-def test_another_process_makes_the_same_bytes(images: tuple[Image, ...], tmp_path: Path) -> None:
-    for image in images:
-        (tmp_path / f"{image.arch}.{image.kind}").write_bytes(image.data)
-    script = (
-        "import sys; from pathlib import Path; from lngen.aot.fatbin import Image, fatbin\n"
-        "files = sorted(Path(sys.argv[1]).iterdir(), reverse=True)\n"
-        "images = [Image(f.stem, f.suffix[1:], f.read_bytes()) for f in files]\n"
-        "sys.stdout.buffer.write(fatbin(images))"
-    )
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, check=True)
-    assert done.stdout == fatbin(images)
-
-
 @pytest.mark.skipif(shutil.which("cuobjdump") is None, reason="no cuobjdump on the path")
 def test_nvidias_tool_lists_the_images(images: tuple[Image, ...], tmp_path: Path) -> None:
     (tmp_path / "all.fatbin").write_bytes(fatbin(images))
@@ -93,20 +80,17 @@ def test_nvidias_tool_lists_the_images(images: tuple[Image, ...], tmp_path: Path
     assert found == sorted((image.arch, image.kind) for image in images)
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        ([], "at least one cubin or PTX, got none"),
-        ([Image("sm_80", "cubin", b"")], "nvFatbin refused the cubin for sm_80: empty input"),
-        ([Image("sm_80", "cubin", b"no ELF" * 99)], "nvFatbin refused the cubin for sm_80: fatbinary elf mismatch"),
-        ([Image("sm_80", "ptx", b"no PTX")], "nvFatbin refused the ptx for sm_80: could not find ptx version"),
-        ([Image("sm_80", "ptx", b"")], "nvFatbin refused the ptx for sm_80: empty input"),
-        ([Image("sm_80", "ptx", b".version 8.0\n.target sm_90\n")], "its .target is sm_90; name that arch"),
-        ([Image("compute_80", "ptx", b"")], "like sm_90, got 'compute_80'"),
-        ([Image("sm_80\n", "ptx", b"")], "like sm_90, got"),
-        ([Image("sm_80", "elf", b"")], "cubin or ptx, got 'elf'"),  # type: ignore[arg-type]
-    ],
-)
+@pytest.mark.parametrize(("made", "message"), [
+    ([], "at least one cubin or PTX, got none"),
+    ([Image("sm_80", "cubin", b"")], "nvFatbin refused the cubin for sm_80: empty input"),
+    ([Image("sm_80", "cubin", b"no ELF" * 99)], "nvFatbin refused the cubin for sm_80: fatbinary elf mismatch"),
+    ([Image("sm_80", "ptx", b"no PTX")], "nvFatbin refused the ptx for sm_80: could not find ptx version"),
+    ([Image("sm_80", "ptx", b"")], "nvFatbin refused the ptx for sm_80: empty input"),
+    ([Image("sm_80", "ptx", b".version 8.0\n.target sm_90\n")], "its .target is sm_90; name that arch"),
+    ([Image("compute_80", "ptx", b"")], "like sm_90, got 'compute_80'"),
+    ([Image("sm_80\n", "ptx", b"")], "like sm_90, got"),
+    ([Image("sm_80", "elf", b"")], "cubin or ptx, got 'elf'"),  # type: ignore[arg-type]
+])  # fmt: skip
 def test_a_wrong_image_is_one_sentence(made: list[Image], message: str) -> None:
     with pytest.raises(LngenError, match=message):
         fatbin(made)

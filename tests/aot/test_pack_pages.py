@@ -80,13 +80,9 @@ def test_the_table_of_the_page_is_what_its_commands_print(tmp_path: Path, monkey
 # ---- a launcher by the page about the manifest ----
 
 DEVICES = {
-    "T4": ((7, 5), 40, 1),
-    "A100": ((8, 0), 108, 1),
-    "RTX 4090": ((8, 9), 128, 1),
-    "H200": ((9, 0), 132, 16),
-    "B200": ((10, 0), 148, 16),
-    "RTX 5090": ((12, 0), 170, 8),
-}
+    "T4": ((7, 5), 40, 1), "A100": ((8, 0), 108, 1), "RTX 4090": ((8, 9), 128, 1), "H200": ((9, 0), 132, 16),
+    "B200": ((10, 0), 148, 16), "RTX 5090": ((12, 0), 170, 8),
+}  # fmt: skip
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
 BUILDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "archs and rows": (["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"],

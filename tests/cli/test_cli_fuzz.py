@@ -101,7 +101,6 @@ def options_of(name: str) -> list[click.Option]:
     command = cli.get_command(click.Context(cli), name)
     if isinstance(command, click.Group):
         command = command.get_command(click.Context(cli), "list")
-    assert command is not None
     return [p for p in command.params if isinstance(p, click.Option)]
 
 

@@ -120,31 +120,21 @@ def test_sums_are_added_by_one_launch(times: int) -> None:
     assert wrong(plan_of(spec, schedule), {"dgamma": "dgamma_in", "dbeta": "dbeta_in"}, times) == []
 
 
-@pytest.mark.parametrize(
-    ("d", "schedule"),
-    [
-        (1000, "form=registers,threads=64,rows_per_block=4,vec=4"),
-        (8200, "form=multipass,threads=256,rows_per_block=1,vec=4"),
-    ],
-)
+@pytest.mark.parametrize(("d", "schedule"), [
+    (1000, "form=registers,threads=64,rows_per_block=4,vec=4"),
+    (8200, "form=multipass,threads=256,rows_per_block=1,vec=4"),
+])  # fmt: skip
 def test_a_gradient_with_rows_is_added_in_place(d: int, schedule: str) -> None:
     plan = plan_of(f"add_rmsnorm.bwd:d={d},accumulate=residual,blocks=2", schedule)
     assert wrong(plan, {"dresidual": "dresidual_in"}) == []
 
 
 GRADIENTS = [
-    ("add_layernorm", "dx", "dy"),
-    ("add_rmsnorm", "dx", "dh"),
-    ("parallel_rmsnorm", "dx", "dy1"),
-    ("gated_layernorm", "dx", "dy"),
-    ("gated_rmsnorm", "dz", "dy"),
-    ("layernorm_sigmoid_mul", "dx", "dy"),
-    ("rmsnorm_act", "dx", "x"),
-    ("l2norm", "dx", "dy"),
-    ("softmax", "dx", "dy"),
-    ("log_softmax", "dx", "dy"),
+    ("add_layernorm", "dx", "dy"), ("add_rmsnorm", "dx", "dh"), ("parallel_rmsnorm", "dx", "dy1"),
+    ("gated_layernorm", "dx", "dy"), ("gated_rmsnorm", "dz", "dy"), ("layernorm_sigmoid_mul", "dx", "dy"),
+    ("rmsnorm_act", "dx", "x"), ("l2norm", "dx", "dy"), ("softmax", "dx", "dy"), ("log_softmax", "dx", "dy"),
     ("cross_entropy", "dx", "x"),
-]
+]  # fmt: skip
 
 
 @sampling.rotating(("name", "result", "over"), GRADIENTS)

@@ -245,14 +245,11 @@ def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[st
             assert parse_spec(str(spec), {"own": definition}) == spec
 
 
-@pytest.mark.parametrize(
-    ("text", "identifier", "file"),
-    [
-        ("add_rmsnorm.fwd:d=64,round_sum=no", "noqroundqusum", "noround-sum"),
-        ("gated_rmsnorm.fwd:d=64,act=gelu_tanh", "set_act_qgeluqutanh", "set_act_gelu-tanh"),
-        ("rmsnorm.fwd:d=64,gamma=no", "nogamma", "nogamma"),
-    ],
-)
+@pytest.mark.parametrize(("text", "identifier", "file"), [
+    ("add_rmsnorm.fwd:d=64,round_sum=no", "noqroundqusum", "noround-sum"),
+    ("gated_rmsnorm.fwd:d=64,act=gelu_tanh", "set_act_qgeluqutanh", "set_act_gelu-tanh"),
+    ("rmsnorm.fwd:d=64,gamma=no", "nogamma", "nogamma"),
+])  # fmt: skip
 def test_a_file_s_name_has_the_option_s_own(text: str, identifier: str, file: str) -> None:
     plan = lower(parse_spec(text), Schedule("registers", 32, 1, 4))
     assert f"_{identifier}_" in f"{parse_spec(text).slug}_", "a kernel's name stays what it was"

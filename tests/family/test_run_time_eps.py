@@ -247,14 +247,11 @@ def unused(b: GraphBuilder) -> None:
     b.output("y", x + b.eps() if b.flag("raised", True) else x)
 
 
-@pytest.mark.parametrize(
-    ("describe", "keys", "error", "message"),
-    [
-        (squared, {}, VerifyError, r"with eps=run options\.eps is no number: write b\.eps\(\), or b\.from_eps\("),
-        (unused, {"raised": False}, SpecError, r"the graph uses no eps with these options; leave eps=run away\.$"),
-        (lambda b: b.from_eps("e", "cube"), {}, VerifyError, "one of the rules eps, eps_squared, got 'cube'"),
-    ],
-)
+@pytest.mark.parametrize(("describe", "keys", "error", "message"), [
+    (squared, {}, VerifyError, r"with eps=run options\.eps is no number: write b\.eps\(\), or b\.from_eps\("),
+    (unused, {"raised": False}, SpecError, r"the graph uses no eps with these options; leave eps=run away\.$"),
+    (lambda b: b.from_eps("e", "cube"), {}, VerifyError, "one of the rules eps, eps_squared, got 'cube'"),
+])  # fmt: skip
 def test_what_a_description_cannot_do(
     describe: object, keys: dict[str, object], error: type[Exception], message: str
 ) -> None:
@@ -276,14 +273,11 @@ def test_the_text_of_a_graph_has_its_numbers() -> None:
         make_spec(Definition.from_graph(parse_spec("layernorm.fwd:d=8").forward()), "fwd", {"d": 8, "eps": "run"})
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("softmax.fwd:d=8,eps=run", "there is no key 'eps'"),
-        ("layernorm.bwd:d=8,eps=run,wrt=eps", "there is no wrt 'eps', expected one of x, gamma, beta"),
-        ("layernorm.bwd:d=8,eps=rum", "'eps' is expected to be a number from 0 to 1, or run, got 'rum'"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "message"), [
+    ("softmax.fwd:d=8,eps=run", "there is no key 'eps'"),
+    ("layernorm.bwd:d=8,eps=run,wrt=eps", "there is no wrt 'eps', expected one of x, gamma, beta"),
+    ("layernorm.bwd:d=8,eps=rum", "'eps' is expected to be a number from 0 to 1, or run, got 'rum'"),
+])  # fmt: skip
 def test_a_wrong_spec_is_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse_spec(spec)

@@ -92,21 +92,15 @@ def test_builder_keeps_names_unique_and_types_inferred() -> None:
 AXES = "'z' expects some of the axes lngen.M, lngen.D, in this order, got"
 
 
-@pytest.mark.parametrize(
-    ("add", "message"),
-    [
-        (
-            lambda b, x: b.param("x", F32, D),
-            "an input is expected to be called 'x', but another value is; rename one of",
-        ),
-        (lambda b, x: b.add("z", x, b.param("y", F64, D)), f"'add %x: f32[M, D], %y: f64[D]': {MIXED}."),
-        (lambda b, x: b.param("z", F32, "B", D), f"{AXES} 'B', D."),
-        (lambda b, x: b.param("z", F32, D, M), f"{AXES} D, M."),
-        (lambda b, x: b.param("z", F32, M, M), f"{AXES} M, M."),
-        (lambda b, x: b.param("z", F32, "M", "D"), f"{AXES} 'M', 'D'."),
-        (lambda b, x: b.param("z", F32, None), f"{AXES} None."),
-    ],
-)
+@pytest.mark.parametrize(("add", "message"), [
+    (lambda b, x: b.param("x", F32, D), "an input is expected to be called 'x', but another value is; rename one of"),
+    (lambda b, x: b.add("z", x, b.param("y", F64, D)), f"'add %x: f32[M, D], %y: f64[D]': {MIXED}."),
+    (lambda b, x: b.param("z", F32, "B", D), f"{AXES} 'B', D."),
+    (lambda b, x: b.param("z", F32, D, M), f"{AXES} D, M."),
+    (lambda b, x: b.param("z", F32, M, M), f"{AXES} M, M."),
+    (lambda b, x: b.param("z", F32, "M", "D"), f"{AXES} 'M', 'D'."),
+    (lambda b, x: b.param("z", F32, None), f"{AXES} None."),
+])  # fmt: skip
 def test_what_a_builder_refuses(add: Callable[[Builder, Value], Value], message: str) -> None:
     b = Builder("f")
     with pytest.raises(VerifyError, match=re.escape(f"graph @f: {message}")):
@@ -128,44 +122,20 @@ G = 0.949951171875  # the guess of 1 / 1
 BITS = ("exp2_biased", "exponent", "reciprocal_guess", "significand")
 FUNCTIONS = tuple(ULPS)
 
+# Axes and dtypes of operands that no graph of other tests has.
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
-    ("const", (), {"dtype": F64, "value": 2.0}, Type(F64)),
-    ("size", (), {"dtype": F32, "axis": M}, f32()),
-    ("cast", (Type(BF16, COL),), {"to": F64}, Type(F64, COL)),
-    ("expand", (f32(M),), {"axis": D}, f32(M, D)),
     ("expand", (Type(BF16, COL),), {"axis": M}, Type(BF16, MD)),
-    ("neg", (f32(M),), {}, f32(M)),
-    ("add", (f32(M), f32(D)), {}, f32(M, D)),
-    ("sub", (f32(M, D), f32()), {}, f32(M, D)),
-    ("mul", (Type(F64), Type(F64)), {}, Type(F64)),
     ("div", (f32(D), f32(M)), {}, f32(M, D)),
     ("fma", (f32(M), f32(D), f32()), {}, f32(M, D)),
-    ("maximum", (f32(M), f32(D)), {}, f32(M, D)),
-    ("relu", (f32(M, D),), {}, f32(M, D)),
-    *((op, (f32(M, D), f32(M), f32(M)), {}, f32(M, D)) for op in ("select_eq", "select_gt")),
-    ("minimum", (f32(M), f32(D)), {}, f32(M, D)),
-    *((op, (Type(F64, MD),), {}, Type(F64, MD)) for op in ("abs", "rint", "detach")),
-    ("clamp", (Type(F64, MD),), {"low": -1.0, "high": math.inf}, Type(F64, MD)),
+    ("select_gt", (f32(M, D), f32(M), f32(M)), {}, f32(M, D)),
     ("where_gt", (f32(M, D), f32(M), f32(M), f32()), {}, f32(M, D)),
-    ("copysign", (f32(M), f32(D)), {}, f32(M, D)),
-    *((op, (f32(M, D),), {}, f32(M, D)) for op in (*BITS, *FUNCTIONS)),
-    ("reduce_max", (f32(M, D),), {"axis": D}, f32(M)),
-    ("sqrt", (f32(M),), {}, f32(M)),
-    ("rsqrt", (Type(F64, ROW),), {}, Type(F64, ROW)),
-    ("reduce_mean", (f32(M, D),), {"axis": D}, f32(M)),
-    ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
-    ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
+    *((op, (f32(M), f32(D)), {}, f32(M, D)) for op in ("maximum", "minimum", "copysign")),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
-    ("segment_sum", (f32(M, D),), {"chunk": 4, "segment": 64}, f32(M, S)),
     ("segment_sum", (Type(F64, COL),), {"chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
     ("segment_dot", (f32(M, S), f32(D)), {"chunk": 4, "segment": 64}, f32(M, S)),
     ("segment_size", (), {"dtype": F64, "segment": 64}, Type(F64, (S,))),
-    ("sub", (f32(M, D), f32(M, S)), {}, f32(M, D)),
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
-    ("expand", (f32(M, S),), {"axis": D}, f32(M, D)),
-    ("reduce_sum", (f32(M, S),), {"axis": S, "interleave": 4}, f32(M)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
-    ("reduce_dot", (f32(M, D), f32(M, D)), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
 ]
 
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
@@ -311,8 +281,7 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 
 
 def test_every_op_is_in_the_tables() -> None:
-    for table in (ACCEPTS, REJECTS):
-        assert {row[0] for row in table} == set(OPS)
+    assert {row[0] for row in REJECTS} == set(OPS)
     elsewhere = {*OF_SEGMENTS, *FUNCTIONS}  # values along S are no results: see below; tests/ir/test_functions.py
     assert {row[0] for row in MEANINGS} == set(OPS) - elsewhere
 

@@ -67,13 +67,9 @@ FORWARD: list[Case] = [
 def factors(spec: str, s: Schedule, counts: tuple[int, ...]) -> tuple[object, ...]:
     """What differs in kind from case to case."""
     return (
-        parse_spec(spec).dtype,
-        (s.form, s.cluster > 1),
-        s.cached_weights,
-        s.row_in_registers,
-        s.single_launch,
+        parse_spec(spec).dtype, (s.form, s.cluster > 1), s.cached_weights, s.row_in_registers, s.single_launch,
         s.tma_store,
-    )
+    )  # fmt: skip
 
 
 def held(cases: list[Case]) -> list[Case]:

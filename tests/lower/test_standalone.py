@@ -147,16 +147,9 @@ def by_nvcc(folder: Path, texts: Iterable[str], options: set[str]) -> str:
         with (folder / "all.cu").open("a") as file:
             file.write(f'#include "{n}.cu"\n')
     command = [
-        str(nvcc()),
-        f"-I{stated_folder(texts[0])}",
-        "-ptx",
-        f"-arch={ARCH}",
-        *sorted(options),
-        "-Werror=all-warnings",
-        "all.cu",
-        "-o",
-        "all.ptx",
-    ]
+        str(nvcc()), f"-I{stated_folder(texts[0])}", "-ptx", f"-arch={ARCH}", *sorted(options), "-Werror=all-warnings",
+        "all.cu", "-o", "all.ptx",
+    ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return (folder / "all.ptx").read_text()

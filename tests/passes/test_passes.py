@@ -53,28 +53,18 @@ XR = f"{X}, %w: f32[M]"
 def scale(eps: float = 1e-5) -> tuple[str, ...]:
     """1 / sqrt(v / n + eps)."""
     return (
-        "var = div v n",
-        f"eps = const {{dtype=f32, value={eps}}}",
-        "veps = add var eps",
-        "root = sqrt veps",
-        "one = const {dtype=f32, value=1.0}",
-        "rstd = div one root",
-    )
+        "var = div v n", f"eps = const {{dtype=f32, value={eps}}}", "veps = add var eps", "root = sqrt veps",
+        "one = const {dtype=f32, value=1.0}", "rstd = div one root",
+    )  # fmt: skip
 
 
 def centred_lines(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> tuple[str, ...]:
     """A variance, and elements that are measured from the mean and scaled."""
     return (
-        "s = reduce_sum x {axis=D}",
-        f"n = const {{dtype=f32, value={float(d)}}}",
-        "m = div s n",
-        "c = sub x m",
-        "v = reduce_dot c c {axis=D}",
-        *scale(eps),
-        "y = mul c rstd",
-        *more,
+        "s = reduce_sum x {axis=D}", f"n = const {{dtype=f32, value={float(d)}}}", "m = div s n", "c = sub x m",
+        "v = reduce_dot c c {axis=D}", *scale(eps), "y = mul c rstd", *more,
         ", ".join(filter(None, ("y", "v", returns))),
-    )
+    )  # fmt: skip
 
 
 def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: float = 1e-5) -> Graph:
@@ -85,24 +75,14 @@ def centred(d: int = 65536, more: tuple[str, ...] = (), returns: str = "", eps: 
 COLUMNS = ("t = reduce_sum x {axis=M}", "a = mul x t", "most = reduce_max a {axis=D}", "v, most")
 
 SEGMENTS = (
-    "x_sums = segment_sum x",
-    "n_1 = segment_size {dtype=f32}",
-    "one_1 = const {dtype=f32, value=1.0}",
-    "n_inverse = div one_1 n_1",
-    "centre = mul x_sums n_inverse",
-    "far = sub x centre",
-    "rest = segment_sum far",
-    "squares = segment_dot far far",
-    "s = reduce_sum x_sums {axis=S}",
-)
+    "x_sums = segment_sum x", "n_1 = segment_size {dtype=f32}", "one_1 = const {dtype=f32, value=1.0}",
+    "n_inverse = div one_1 n_1", "centre = mul x_sums n_inverse", "far = sub x centre", "rest = segment_sum far",
+    "squares = segment_dot far far", "s = reduce_sum x_sums {axis=S}",
+)  # fmt: skip
 MEAN = (
-    "m_first = div s n",
-    "off_first = sub centre m_first",
-    "left = fma n_1 off_first rest",
-    "off_sum = reduce_sum left {axis=S}",
-    "correction = div off_sum n",
-    "m = add m_first correction",
-)
+    "m_first = div s n", "off_first = sub centre m_first", "left = fma n_1 off_first rest",
+    "off_sum = reduce_sum left {axis=S}", "correction = div off_sum n", "m = add m_first correction",
+)  # fmt: skip
 COMBINED = ("off = sub centre m", "n_off = mul n_1 off", "term = fma n_off off squares", "v = reduce_sum term {axis=S}")
 
 
@@ -122,20 +102,11 @@ def rescaled(old: str, new: str) -> tuple[Pass, Graph, Graph]:
 
 NARROW = "%h: bf16[M, D]", "x = cast h {to=f32}"
 CORRECTED = (
-    "s = reduce_sum x {axis=D}",
-    "n = const {dtype=f32, value=768.0}",
-    "m_first = div s n",
-    "c_first = sub x m_first",
-    "off_sum = reduce_sum c_first {axis=D}",
-    "squares = reduce_dot c_first c_first {axis=D}",
-    "off = div off_sum n",
-    "neg_off = neg off",
-    "less = fma neg_off off_sum squares",
-    "m = add m_first off",
-    "c = sub x m",
-    "zero = const {dtype=f32, value=0.0}",
-    "v = maximum less zero",
-)
+    "s = reduce_sum x {axis=D}", "n = const {dtype=f32, value=768.0}", "m_first = div s n", "c_first = sub x m_first",
+    "off_sum = reduce_sum c_first {axis=D}", "squares = reduce_dot c_first c_first {axis=D}", "off = div off_sum n",
+    "neg_off = neg off", "less = fma neg_off off_sum squares", "m = add m_first off", "c = sub x m",
+    "zero = const {dtype=f32, value=0.0}", "v = maximum less zero",
+)  # fmt: skip
 
 
 def narrow(*lines: str) -> Graph:
@@ -382,27 +353,24 @@ def phases(g: Graph, axis: Axis) -> list[int]:
     return sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, axis))
 
 
-@pytest.mark.parametrize(
-    ("spec", "params", "results", "rows", "columns"),
-    [
-        ("layernorm.fwd", "x gamma beta", "y mean rstd", [0, 1], 0),
-        ("rmsnorm.fwd", "x gamma", "y rstd", [0], 0),
-        ("layernorm.bwd", "dy x gamma mean rstd", "dx dgamma dbeta", [0, 0], 2),
-        ("layernorm.bwd,wrt=beta", "dy", "dbeta", [], 1),
-        ("layernorm.bwd,wrt=gamma", "dy x mean rstd", "dgamma", [], 1),
-        ("layernorm.bwd,wrt=gamma+beta", "dy x mean rstd", "dgamma dbeta", [], 2),
-        ("layernorm.bwd,wrt=x", "dy x gamma mean rstd", "dx", [0, 0], 0),
-        ("layernorm.bwd,wrt=beta+x", "dy x gamma mean rstd", "dx dbeta", [0, 0], 1),
-        ("layernorm.bwd,save=none", "dy x gamma", "dx dgamma dbeta", [0, 0, 1, 2], 2),  # mean(dy gamma) needs none
-        ("layernorm.bwd,gamma=no", "dy x mean rstd", "dx dbeta", [0, 0], 1),
-        ("layernorm.bwd,gamma=no,beta=no", "dy x mean rstd", "dx", [0, 0], 0),
-        ("rmsnorm.bwd", "dy x gamma rstd", "dx dgamma", [0], 1),
-        ("rmsnorm.bwd,save=none", "dy x gamma", "dx dgamma", [0, 1], 1),
-        ("rmsnorm.bwd,beta=yes", "dy x gamma rstd", "dx dgamma dbeta", [0], 2),
-        ("rmsnorm.bwd,wrt=gamma", "dy x rstd", "dgamma", [], 1),
-        ("rmsnorm.bwd,wrt=x", "dy x gamma rstd", "dx", [0], 0),
-    ],
-)
+@pytest.mark.parametrize(("spec", "params", "results", "rows", "columns"), [
+    ("layernorm.fwd", "x gamma beta", "y mean rstd", [0, 1], 0),
+    ("rmsnorm.fwd", "x gamma", "y rstd", [0], 0),
+    ("layernorm.bwd", "dy x gamma mean rstd", "dx dgamma dbeta", [0, 0], 2),
+    ("layernorm.bwd,wrt=beta", "dy", "dbeta", [], 1),
+    ("layernorm.bwd,wrt=gamma", "dy x mean rstd", "dgamma", [], 1),
+    ("layernorm.bwd,wrt=gamma+beta", "dy x mean rstd", "dgamma dbeta", [], 2),
+    ("layernorm.bwd,wrt=x", "dy x gamma mean rstd", "dx", [0, 0], 0),
+    ("layernorm.bwd,wrt=beta+x", "dy x gamma mean rstd", "dx dbeta", [0, 0], 1),
+    ("layernorm.bwd,save=none", "dy x gamma", "dx dgamma dbeta", [0, 0, 1, 2], 2),  # mean(dy gamma) needs none
+    ("layernorm.bwd,gamma=no", "dy x mean rstd", "dx dbeta", [0, 0], 1),
+    ("layernorm.bwd,gamma=no,beta=no", "dy x mean rstd", "dx", [0, 0], 0),
+    ("rmsnorm.bwd", "dy x gamma rstd", "dx dgamma", [0], 1),
+    ("rmsnorm.bwd,save=none", "dy x gamma", "dx dgamma", [0, 1], 1),
+    ("rmsnorm.bwd,beta=yes", "dy x gamma rstd", "dx dgamma dbeta", [0], 2),
+    ("rmsnorm.bwd,wrt=gamma", "dy x rstd", "dgamma", [], 1),
+    ("rmsnorm.bwd,wrt=x", "dy x gamma rstd", "dx", [0], 0),
+])  # fmt: skip
 def test_only_what_is_asked_for_stays_in_few_phases(
     spec: str, params: str, results: str, rows: list[int], columns: int
 ) -> None:
@@ -514,13 +482,10 @@ def test_what_shares_the_rows(d: int, size: int, cluster: int, element: int) -> 
 # ---- errors ----
 
 
-@pytest.mark.parametrize(
-    ("wrt", "message"),
-    [
-        ("z", "wrt=z: graph @f has no input 'z'; its inputs are x, w."),
-        ("w", "wrt=w: no result of graph @f depends on 'w'."),
-    ],
-)
+@pytest.mark.parametrize(("wrt", "message"), [
+    ("z", "wrt=z: graph @f has no input 'z'; its inputs are x, w."),
+    ("w", "wrt=w: no result of graph @f depends on 'w'."),
+])  # fmt: skip
 def test_a_gradient_that_is_refused(wrt: str, message: str) -> None:
     with pytest.raises(DerivativeError) as error:
         passes.vjp(graph(XR, "y = neg x", "y"), ("x", wrt))

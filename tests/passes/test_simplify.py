@@ -94,15 +94,10 @@ def spec_of(describe: Describe, way: str, d: int, dtype: str, **more: str) -> Sp
 
 # Column sums, the phase of each row sum (none waits for another of the gradient), and equations.
 SUMS: dict[Describe, tuple[int, list[int], int]] = {
-    colscale: (3, [0, 0], 27),
-    bias_and_colscale: (4, [0, 0], 32),
-    rowscale: (2, [0, 0, 0, 0, 0], 35),
-    halved: (3, [0, 0], 34),
-    gated: (1, [0], 28),
-    gated_before: (1, [0], 33),
-    norm_of_norm: (3, [0, 0, 0, 0], 44),
+    colscale: (3, [0, 0], 27), bias_and_colscale: (4, [0, 0], 32), rowscale: (2, [0, 0, 0, 0, 0], 35),
+    halved: (3, [0, 0], 34), gated: (1, [0], 28), gated_before: (1, [0], 33), norm_of_norm: (3, [0, 0, 0, 0], 44),
     quadratic: (1, [0, 1, 1], 27),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("describe", SUMS)

@@ -130,10 +130,9 @@ def test_shapes_of_launches() -> None:
     assert old.cuFuncSetAttribute(old_function, NON_PORTABLE, 1) == 1
 
 
-@pytest.mark.parametrize(
-    ("block", "shared", "registers", "most"),
-    [(1024, 0, 32, 8), (1024, 0, 33, 4), (32, 0, 32, 128), (32, 47104, 32, 16)],
-)
+@pytest.mark.parametrize(("block", "shared", "registers", "most"), [
+    (1024, 0, 32, 8), (1024, 0, 33, 4), (32, 0, 32, 128), (32, 47104, 32, 16),
+])  # fmt: skip
 def test_a_cooperative_launch_fits_on_the_gpu(block: int, shared: int, registers: int, most: int) -> None:
     """Threads, registers, blocks or shared memory of four multiprocessors are the limit."""
     gpu = started(multiprocessors=4)

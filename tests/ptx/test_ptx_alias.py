@@ -101,15 +101,12 @@ def test_a_streamed_backward_reads_again_what_it_wrote_over(over: str) -> None:
     assert [text.split(":")[0] for text in run(plan, {"dx": (over, 0)})[1]] == ["dgamma", "dbeta"][: 1 + (over == "dy")]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "form=registers,threads=32,rows_per_block=2,vec=8",
-        "form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
-        "form=cp_async,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
-        "form=multipass,threads=32,rows_per_block=1,vec=8",
-    ],
-)
+@pytest.mark.parametrize("schedule", [
+    "form=registers,threads=32,rows_per_block=2,vec=8",
+    "form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
+    "form=cp_async,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
+    "form=multipass,threads=32,rows_per_block=1,vec=8",
+])  # fmt: skip
 def test_two_results_over_two_inputs(schedule: str) -> None:
     """A row of several passes is read again after the first result was stored."""
     plan = plan_of(make_spec(Definition("mixed", mixed), "fwd", {"d": 1000, "dtype": "bf16"}), schedule)

@@ -68,9 +68,7 @@ def test_mapa_names_the_block_of_that_rank(
 ) -> None:
     """Each block stores its number at home, reads that of rank + turn, and counts up in that of rank - turn."""
     size, grid = shape[0] * shape[1], (shape[0] * many[0], shape[1] * many[1])
-    text = (
-        PLACE
-        + f"""
+    text = PLACE + f"""
 mov.u32 %r6, 0;
 st.shared.u32 [s], %r5;
 st.shared.u32 [s+4], %r6;
@@ -90,8 +88,7 @@ st.shared::cluster.u32 [%r12+4], %r14;
 {MEET}
 ld.shared.u32 %r13, [s+4];
 st.global.u32 [%rd9+4], %r13;
-"""
-    )
+"""  # fmt: skip
     there = blocks(shape, many)
     out = with_mbarrier(text, grid, 1, np.zeros(len(there) * len(NAMES), U4), cluster=shape, order=order)
     assert not out.findings, out.findings[0]

@@ -172,9 +172,7 @@ def test_a_wait_is_for_the_copies_of_its_own_mbarrier(waited: int, read: int) ->
     assert {f.kind for f in out.findings} == (set() if waited == read else {"async-read"})
 
 
-BULK = (
-    HELPERS
-    + """
+BULK = HELPERS + """
 extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[128];
     __shared__ __align__(16) unsigned long long bar[64];
@@ -186,8 +184,7 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     wait(bar, 0);
     o[t] = s[t];
     // later
-}"""
-)
+}"""  # fmt: skip
 INVAL = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(at(bar)) : "memory");'
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
 
@@ -216,15 +213,12 @@ def test_a_bulk_copy_wants_its_mbarrier_fenced() -> None:
     assert "shared-race" in bulk(("__syncthreads(); // ready", ""))
 
 
-@pytest.mark.parametrize(
-    ("access", "verb"),
-    [
-        ("bar[0] = 0;", "write"),
-        ("((unsigned*)bar)[1] = 0;", "write"),
-        ("o[0] = (unsigned)bar[0];", "read"),
-        ("atomicAdd((unsigned*)bar, 1u);", "write"),
-    ],
-)
+@pytest.mark.parametrize(("access", "verb"), [
+    ("bar[0] = 0;", "write"),
+    ("((unsigned*)bar)[1] = 0;", "write"),
+    ("o[0] = (unsigned)bar[0];", "read"),
+    ("atomicAdd((unsigned*)bar, 1u);", "write"),
+])  # fmt: skip
 def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:
     later = f"__syncthreads(); if (t == 0) {{ INVALID {access} }}"
     found = bulk(("// later", later.replace("INVALID", "")))

@@ -63,20 +63,17 @@ def test_grid_barrier() -> None:
         assert (clean(grid(GRID, order))["2"] == (b + 1) % 4 + (t + 5) % 64).all()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kind"),
-    [
-        ("__threadfence(); // before", "", "global-race"),
-        ("__threadfence(); // before", "__threadfence_block();", "global-race"),
-        ("__threadfence(); // after", "", "global-race"),
-        ("__syncthreads();\n    if", "if", "global-race"),
-        ("__syncthreads(); // all", "", "global-race"),
-        ("while (*(volatile unsigned*)counter < 4u);", "", "global-race"),
-        ("< 4u", "< 3u", "global-race"),
-        ("< 4u", "< 5u", "deadlock"),
-        ("*(volatile unsigned*)counter", "atomicAdd(counter, 0u)", ""),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "kind"), [
+    ("__threadfence(); // before", "", "global-race"),
+    ("__threadfence(); // before", "__threadfence_block();", "global-race"),
+    ("__threadfence(); // after", "", "global-race"),
+    ("__syncthreads();\n    if", "if", "global-race"),
+    ("__syncthreads(); // all", "", "global-race"),
+    ("while (*(volatile unsigned*)counter < 4u);", "", "global-race"),
+    ("< 4u", "< 3u", "global-race"),
+    ("< 4u", "< 5u", "deadlock"),
+    ("*(volatile unsigned*)counter", "atomicAdd(counter, 0u)", ""),
+])  # fmt: skip
 def test_grid_barrier_defects(old: str, new: str, kind: str) -> None:
     assert kinds(grid(broken(GRID, old, new))) == ({kind} if kind else set())
 

@@ -341,16 +341,13 @@ def test_the_bounds_lie_between_right_and_wrong_orders_of_roundings(dtype: torch
     assert not agree(own, wrong)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "units", "elements", "same"),
-    [
-        (torch.float32, F32_UNITS, 1000, True),
-        (torch.float32, F32_UNITS + 1, 1, False),
-        (torch.bfloat16, UNITS, 3, True),
-        (torch.bfloat16, UNITS + 1, 1, False),
-        (torch.float16, 1, 1 + int(SHARE * 1000), False),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "units", "elements", "same"), [
+    (torch.float32, F32_UNITS, 1000, True),
+    (torch.float32, F32_UNITS + 1, 1, False),
+    (torch.bfloat16, UNITS, 3, True),
+    (torch.bfloat16, UNITS + 1, 1, False),
+    (torch.float16, 1, 1 + int(SHARE * 1000), False),
+])  # fmt: skip
 def test_results_agree_up_to_the_bounds(dtype: torch.dtype, units: int, elements: int, same: bool) -> None:
     y = torch.ones(1000, dtype=dtype)
     own = y.clone()

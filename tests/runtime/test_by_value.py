@@ -89,25 +89,20 @@ X, GAMMA = np.ones((2, WIDTH), np.float32), np.ones(WIDTH, np.float32)
 RUN_TEXT = "'layernorm.fwd:d=64,dtype=f32,eps=run' expects eps"
 
 
-@pytest.mark.parametrize(
-    ("work", "message"),
-    [
-        (lambda: RUN.forward(X, GAMMA, GAMMA), f"{RUN_TEXT} in every call, which is missing; add for"),
-        (lambda: RUN.forward(X, GAMMA, GAMMA, 1e-6), "takes x, gamma, beta, each once; got 4 by position."),
-        *(
-            (lambda eps=eps: RUN.forward(X, GAMMA, GAMMA, eps=eps), f"{RUN_TEXT} to be a finite number, got {got};")
-            for eps, got in (
-                (float("nan"), "nan"), (-float("inf"), "-inf"), ("1e-6", "'1e-6'"), (True, "True"),
-                (X, "numpy.ndarray"), (1j, "1j"), (10**5000, "a int of thousands of digits"),
-            )
-        ),
-        (
-            lambda: FIXED.forward(X, GAMMA, GAMMA, eps=1e-6),
-            "'layernorm.fwd:d=64,dtype=f32' has eps=1e-05 built in, got eps= in a call; compile with eps=\"run\" to",
-        ),
-        (lambda: NO_EPS.forward(X, X, GAMMA, GAMMA, eps=1e-6), "takes x, alpha, gamma, beta, each once; got 4 by"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("work", "message"), [
+    (lambda: RUN.forward(X, GAMMA, GAMMA), f"{RUN_TEXT} in every call, which is missing; add for"),
+    (lambda: RUN.forward(X, GAMMA, GAMMA, 1e-6), "takes x, gamma, beta, each once; got 4 by position."),
+    *(
+        (lambda eps=eps: RUN.forward(X, GAMMA, GAMMA, eps=eps), f"{RUN_TEXT} to be a finite number, got {got};")
+        for eps, got in (
+            (float("nan"), "nan"), (-float("inf"), "-inf"), ("1e-6", "'1e-6'"), (True, "True"),
+            (X, "numpy.ndarray"), (1j, "1j"), (10**5000, "a int of thousands of digits"),
+        )
+    ),
+    (lambda: FIXED.forward(X, GAMMA, GAMMA, eps=1e-6),
+     "'layernorm.fwd:d=64,dtype=f32' has eps=1e-05 built in, got eps= in a call; compile with eps=\"run\" to"),
+    (lambda: NO_EPS.forward(X, X, GAMMA, GAMMA, eps=1e-6), "takes x, alpha, gamma, beta, each once; got 4 by"),
+])  # fmt: skip
 def test_a_wrong_eps_is_one_sentence(work: Any, message: str) -> None:
     with pytest.raises(ArrayError) as error:
         work()

@@ -40,8 +40,6 @@ def loaded(variant: Path) -> ModuleType:
     """The module of a variant, under the name in its metadata."""
     name = json.loads((variant / "metadata.json").read_text(encoding="utf-8"))["id"]
     spec = importlib.util.spec_from_file_location(name, variant / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

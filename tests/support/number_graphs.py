@@ -110,12 +110,9 @@ NUMPY: dict[Describe, Callable[..., Mapping[str, Array]]] = {
 
 # The backwards that kernels compute: no row of a gradient waits for a reduction over rows.
 BACKWARD: dict[Describe, dict[str, tuple[str, ...]]] = {
-    scaled: {},
-    everything: {},
-    columns: {"of": ("sum",)},
-    loss: {"of": ("rows", "loss")},
+    scaled: {}, everything: {}, columns: {"of": ("sum",)}, loss: {"of": ("rows", "loss")},
     weights: {"of": ("share", "most", "rows"), "wrt": ("gamma", "u")},
-}
+}  # fmt: skip
 
 
 def spec_of(describe: Describe, direction: str = "fwd", d: int = 37, dtype: str = "f32") -> Spec:

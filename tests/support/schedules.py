@@ -3,15 +3,9 @@
 from lngen.problem import Schedule
 
 FLAGS = {
-    "prefetch": "prefetch",
-    "store": "tma_store",
-    "cached": "cached_weights",
-    "single": "single_launch",
-    "regs": "row_in_registers",
-    "early": "early_release",
-    "dynamic": "dynamic",
-    "acquire": "acquire_shared",
-}
+    "prefetch": "prefetch", "store": "tma_store", "cached": "cached_weights", "single": "single_launch",
+    "regs": "row_in_registers", "early": "early_release", "dynamic": "dynamic", "acquire": "acquire_shared",
+}  # fmt: skip
 
 
 def _made(form: str, threads: int, rows: int, vec: int, flags: str, sizes: dict[str, int]) -> Schedule:

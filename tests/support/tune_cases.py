@@ -99,7 +99,6 @@ def make_job(**values: Any) -> Job:
 
 
 def chosen(outcome: Outcome) -> str:
-    assert outcome.choice is not None
     return outcome.choice.trial.schedule
 
 

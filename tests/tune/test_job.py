@@ -26,7 +26,6 @@ from tune_cases import SCHEDULES, SPEC, TRIALS, TRIED, Fake, Heard, chosen, make
 
 def test_a_tie_goes_to_the_first_in_order() -> None:
     found = choose(TRIALS)
-    assert found is not None
     assert found.trial == TRIALS[2]
     assert found.ties == (TRIALS[2], TRIALS[5])
     assert choose([TRIALS[5], replace(TRIALS[2], us_median=10.2), TRIALS[0]]).trial == TRIALS[5]  # type: ignore[union-attr]
@@ -58,8 +57,6 @@ def test_two_noisy_runs_choose_the_same(level: list[int], seed: int, other: int)
         return rng.sample(found, len(found))
 
     a, b = choose(run(seed)), choose(run(other))
-    assert a is not None
-    assert b is not None
     assert a.trial.schedule == b.trial.schedule == SCHEDULES[level.index(min(level))]
     assert a.trial.rank in {t.rank for t in finalists(run(other))}
 

@@ -172,24 +172,21 @@ def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callab
         trials.append(tmp_path / "x", TRIALS[:1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"status": '"bad"'}, "one of constraints, compile, runtime, correctness, timeout, correct, got 'bad'"),
-        ({"rows": '"many"'}, "'rows' is expected to be a int, got 'many'"),
-        ({"rows": "9" * 400}, "a number of more than 64 bits"),
-        ({"us_median": "9" * 400}, "a number of more than 64 bits"),
-        ({"us_median": "1e999"}, "1e999 is not a finite number"),
-        ({"us_median": "NaN"}, "NaN is not a finite number"),
-        ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
-        ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
-        ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
-        ({"spec": "[" * 10**4}, "it is nested deeper than 32 levels"),
-        ({"spec": "[" * 30 + "]" * 30}, r"'spec' is expected to be a str, got \[\[\["),
-        ({"spec": '"' + "a" * 10**5 + '"'}, "it is longer than 65536 bytes"),
-        ({"status": '"' + "a" * 10**4 + '"'}, "got 'aaa"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"status": '"bad"'}, "one of constraints, compile, runtime, correctness, timeout, correct, got 'bad'"),
+    ({"rows": '"many"'}, "'rows' is expected to be a int, got 'many'"),
+    ({"rows": "9" * 400}, "a number of more than 64 bits"),
+    ({"us_median": "9" * 400}, "a number of more than 64 bits"),
+    ({"us_median": "1e999"}, "1e999 is not a finite number"),
+    ({"us_median": "NaN"}, "NaN is not a finite number"),
+    ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
+    ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
+    ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
+    ({"spec": "[" * 10**4}, "it is nested deeper than 32 levels"),
+    ({"spec": "[" * 30 + "]" * 30}, r"'spec' is expected to be a str, got \[\[\["),
+    ({"spec": '"' + "a" * 10**5 + '"'}, "it is longer than 65536 bytes"),
+    ({"status": '"' + "a" * 10**4 + '"'}, "got 'aaa"),
+])  # fmt: skip
 def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
     tmp_path: Path, change: dict[str, str], message: str
 ) -> None:
