@@ -69,11 +69,9 @@ def test_a_changed_byte_a_missing_and_a_superfluous_file_are_seen(copy: Path) ->
     done = call("generated", "--check", "--dir", str(copy))
     assert done.exit_code == 1
     assert done.output.splitlines() == [
-        f"stale       {stale.name}",
-        f"missing     {missing.name}",
-        "superfluous other.cu",
+        f"stale       {stale.name}", f"missing     {missing.name}", "superfluous other.cu",
         f"{len(catalog.CATALOG)} kernels, 3 differ",
-    ]
+    ]  # fmt: skip
     assert not missing.exists(), "--check wrote a file"
     data = json.loads(call("generated", "--check", "--json", "--dir", str(copy)).output)
     assert data["differences"][2] == {"file": "other.cu", "what": "superfluous"}

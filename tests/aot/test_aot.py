@@ -251,9 +251,7 @@ def test_a_device_chooses_the_schedule_of_its_arch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("spec", "vec"), [
-    ("rmsnorm.fwd:d=8192,dtype=f16", 1),
-    ("rmsnorm.fwd:d=8192,dtype=f16", 4),
-    ("layernorm.bwd:d=768,dtype=bf16", 2),
+    ("rmsnorm.fwd:d=8192,dtype=f16", 1), ("rmsnorm.fwd:d=8192,dtype=f16", 4), ("layernorm.bwd:d=768,dtype=bf16", 2),
     ("rmsnorm.fwd:d=1001,dtype=bf16", 1),
 ])  # fmt: skip
 def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, vec: int, tmp_path: Path) -> None:

@@ -155,6 +155,13 @@ def test_verify_and_list_take_the_folder_and_its_variant(whole: Path) -> None:
     assert "no fault" in prints("verify", whole)
 
 
+def test_verify_names_files_that_are_not_listed(whole: Path, tmp_path: Path) -> None:
+    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
+    (variant / "extra.py").write_text("")
+    found = lngen.verify(variant)
+    assert (found.ok, found.unlisted) == (True, ("extra.py",))
+
+
 @pytest.mark.parametrize(("change", "words"), [
     (lambda v: (v / "layers.py").write_text(""), "'layers.py' is not the file that metadata.json lists"),
     (lambda v: (v / "_lngen" / "files.py").unlink(), "'_lngen/files.py' cannot be read: No such file"),

@@ -149,11 +149,9 @@ def test_the_launcher_takes_and_launches_what_lngen_does(
     fake.cuInit(0)
     monkeypatch.setattr(driver, "library", lambda: fake)
     here = {
-        "capability": capability,
-        "multiprocessors": multiprocessors,
-        "shared": fake.attributes[SHARED_OPTIN],
+        "capability": capability, "multiprocessors": multiprocessors, "shared": fake.attributes[SHARED_OPTIN],
         "cluster": cluster,
-    }
+    }  # fmt: skip
     assert cluster == device_for("sm_{}{}".format(*capability)).largest_cluster
     own, own_choice = Pack(folder), launcher()
     for spec in BUILDS[name][0]:

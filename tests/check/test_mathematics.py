@@ -65,11 +65,9 @@ def excess(spec: Spec, inputs: dict[str, Array]) -> float:
 
 OPTIONS = ["", ",save=none", ",gamma=no", ",beta=no", ",gamma=no,beta=no", ",eps=0.01"]
 MIXED = [
-    ("dtype=bf16,weight=f32", BF16),
-    ("dtype=f16,weight=f32,out=f32", F16),
-    ("dtype=f32,out=bf16", F32),
+    ("dtype=bf16,weight=f32", BF16), ("dtype=f16,weight=f32,out=f32", F16), ("dtype=f32,out=bf16", F32),
     ("dtype=bf16,weight=f64,out=f16", BF16),
-]
+]  # fmt: skip
 
 
 def specs(norm: str, way: str, d: int, keys: str) -> Spec:

@@ -216,11 +216,9 @@ def npy(array: Any) -> bytes:
 
 
 WHOLE = (
-    npy(np.ones((2, 8), np.float32)),
-    npy(np.asfortranarray(np.ones((3, 8), np.float32))),
-    npy(np.zeros((0, 8))),
+    npy(np.ones((2, 8), np.float32)), npy(np.asfortranarray(np.ones((3, 8), np.float32))), npy(np.zeros((0, 8))),
     npy(np.float32(1)),
-)
+)  # fmt: skip
 
 
 def header_text(descr: str, order: str, shape: str) -> str:

@@ -47,9 +47,7 @@ def run(
 
 
 @pytest.mark.parametrize(("args", "where"), [
-    (("list",), ">/dev/full"),
-    (("list", "--json"), ">&- <&-"),
-    (("show", FWD, "--stage", "graph"), ">/dev/full"),
+    (("list",), ">/dev/full"), (("list", "--json"), ">&- <&-"), (("show", FWD, "--stage", "graph"), ">/dev/full"),
     (("--help",), ">&-"),
 ])  # fmt: skip
 def test_output_that_cannot_be_written_is_a_sentence(args: tuple[str, ...], where: str) -> None:

@@ -451,9 +451,7 @@ def product_of_two(b: GraphBuilder) -> None:
 
 
 @pytest.mark.parametrize(("graph", "keys"), [
-    ("parallel_rmsnorm", {"zero_centred": True}),
-    ("parallel_layernorm", {"zero_centred": True}),
-    (sum_of_two, {}),
+    ("parallel_rmsnorm", {"zero_centred": True}), ("parallel_layernorm", {"zero_centred": True}), (sum_of_two, {}),
     (product_of_two, {}),
 ])  # fmt: skip
 def test_what_backward_repeats_is_not_taken_for_rebuilt(graph: Any, keys: dict[str, Any]) -> None:

@@ -218,12 +218,9 @@ def value_of(data: st.DataObject, at: int) -> object:
 
 NAMES = ["acc", "gradf32", "set", "saved", "X", "x1", "a", "a_b", "b", "m1p0", "q", "A", "savey", "gamma2"]
 BACKWARD = {
-    "wrt": ("x", "gamma", "gamma+delta", "x+delta"),
-    "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
-    "grad": ("f32", "f64", "bf16"),
-    "accumulate": ("x", "gamma", "x+gamma"),
-    "blocks": (1, 3, 32),
-}
+    "wrt": ("x", "gamma", "gamma+delta", "x+delta"), "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
+    "grad": ("f32", "f64", "bf16"), "accumulate": ("x", "gamma", "x+gamma"), "blocks": (1, 3, 32),
+}  # fmt: skip
 SAVES = ("none", "stats", "y", "x_y", "y+x_y", "stat", "a_stat", "x_y+stat", "y+a_stat")
 
 

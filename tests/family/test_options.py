@@ -171,9 +171,7 @@ def test_a_wrong_text(text: str, message: str) -> None:
     *(
         ("layernorm", {key: np.array(3)}, f"there is no {key} '3', expected one of {known}.")
         for key, known in (
-            ("wrt", "x, gamma, beta"),
-            ("accumulate", "x, gamma, beta"),
-            ("of", "y, mean, rstd"),
+            ("wrt", "x, gamma, beta"), ("accumulate", "x, gamma, beta"), ("of", "y, mean, rstd"),
             ("save", "stats, none, y, mean, rstd"),
         )
     ),

@@ -206,13 +206,11 @@ def test_a_row_is_scaled_by_the_variance_of_another_tensor(schedule: Schedule) -
         (describe, d, schedule)
         for describe in (apart, exchanged_twice)
         for d, schedule in (
-            (96, registers(8, 4, 4)),
-            (8200, multipass(256, 4)),
-            (8200, registers(64, 2, 4, cluster=2)),
+            (96, registers(8, 4, 4)), (8200, multipass(256, 4)), (8200, registers(64, 2, 4, cluster=2)),
             (8200, tma(256, 1, 4, 2, "regs", cluster=2, grid=1)),
         )
     ],
-)
+)  # fmt: skip
 def test_a_graph_of_segments(describe: Callable[[GraphBuilder], None], d: int, schedule: Schedule) -> None:
     """Rows of one segment and of several, the last shorter."""
     spec = make_spec(Definition(describe.__name__, describe), "fwd", {"d": d})

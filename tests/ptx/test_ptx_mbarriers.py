@@ -214,9 +214,7 @@ def test_a_bulk_copy_wants_its_mbarrier_fenced() -> None:
 
 
 @pytest.mark.parametrize(("access", "verb"), [
-    ("bar[0] = 0;", "write"),
-    ("((unsigned*)bar)[1] = 0;", "write"),
-    ("o[0] = (unsigned)bar[0];", "read"),
+    ("bar[0] = 0;", "write"), ("((unsigned*)bar)[1] = 0;", "write"), ("o[0] = (unsigned)bar[0];", "read"),
     ("atomicAdd((unsigned*)bar, 1u);", "write"),
 ])  # fmt: skip
 def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:

@@ -29,6 +29,15 @@ def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) ->
     return ("float32", shape, strides, device)
 
 
+@pytest.mark.parametrize(("value", "shape", "strides", "expected"), [
+    (X, (5, 8), (8, 1), 8), (X, (5, 8), (24, 1), 24), (X, (2, 5, 8), (80, 16, 1), 16),
+    (X, (2, 1, 8), (16, 999, 1), 16), (X, (1, 8), (999, 1), 8), (X, (5, 1), (3, 7), 3), (X, (0, 8), (8, 1), 8),
+    (X, (5, 8), (0, 1), 0), (MEAN, (5,), (1,), 1), (MEAN, (2, 5), (5, 1), 1), (GAMMA, (8,), (1,), 8),
+])  # fmt: skip
+def test_row_stride(value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], expected: int) -> None:
+    assert row_stride(value, layout(shape, strides), written=False) == expected
+
+
 def test_wrong_strides() -> None:
     with pytest.raises(ArrayError, match="'mean' is expected to be contiguous"):
         row_stride(MEAN, layout((5,), (2,)), written=False)

@@ -22,13 +22,11 @@ LLAMA = f"d={D},dtype=bf16,casts=llama"
 SPECS = [
     f"{graph}.{direction}:{keys}"
     for graph, keys in (
-        ("layernorm", LAYER),
-        ("rmsnorm", LLAMA),
-        ("rmsnorm", f"d={D},dtype=bf16"),
+        ("layernorm", LAYER), ("rmsnorm", LLAMA), ("rmsnorm", f"d={D},dtype=bf16"),
         ("rmsnorm", f"d={D},dtype=f32,eps=run"),
     )
     for direction in ("fwd", "bwd")
-]
+]  # fmt: skip
 
 
 def made(folder: Path, *specs: str, emit: str | None = "cubin,ptx", arch: str = "sm_90") -> Built:

@@ -83,11 +83,9 @@ def test_every_candidate_is_checked_then_timed_and_the_best_again(fake: Fake) ->
     heard = Heard()
     found = run_job(make_job(), heard)
     assert fake.asked() == [
-        f"open {SPEC} 4096",
-        *(f"check {n}" for n in range(TRIED)),
-        f"time 0,1,2,3,4,5 {BRIEF_ROUNDS}",
+        f"open {SPEC} 4096", *(f"check {n}" for n in range(TRIED)), f"time 0,1,2,3,4,5 {BRIEF_ROUNDS}",
         f"time 0,2,3,4 {FINAL_ROUNDS}",
-    ]
+    ]  # fmt: skip
     assert chosen(found) == SCHEDULES[2]
     assert [t.rank for t in found.choice.ties] == [2, 4]  # type: ignore[union-attr]
     assert found.complete

@@ -79,6 +79,18 @@ def test_inputs_are_drawn_where_the_graph_is_defined() -> None:
     assert np.isfinite(true_results(spec, Bits(spec, 201, np), 201)["y"].view(np.float32)).all()
 
 
+def test_rows_repeat_and_column_sums_run_over_all_of_them() -> None:
+    bits = Bits(parse_spec("layernorm.bwd:d=300,dtype=f32"), 201, np)
+    assert (bits.block, bits.whole, bits.checked_rows) == (3, True, (1, 133, 201))
+    x = bits.inputs["x"]
+    assert x.shape == (201, 300)
+    assert all((x[r] == x[r % 3]).all() for r in range(201))
+    assert bits.inputs["gamma"].shape == (300,)
+    index, sums = bits._columns[201]
+    assert len(index) == len(sums["dgamma"]) == 4000 // 201
+    assert (index[0], index[-1]) == (0, 299)
+
+
 # ---- the measurer ----
 
 
