@@ -41,6 +41,12 @@ def why_no_gpu() -> str | None:
         return f"{type(error).__name__}: {error}"
 
 
+@pytest.fixture
+def compiler() -> None:
+    """Skips where there is no CuPy; a CuPy without NVRTC is a failure, not a reason to skip."""
+    pytest.importorskip("cupy")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--half`` of the full run."""
     parser.addoption("--half", action="store_true", help="with -m full: leave out half, by the commit")

@@ -1,7 +1,5 @@
 """If these fail, a path of a user hangs lngen, exhausts its memory, or loses a file that is half written."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -61,24 +59,21 @@ def test_a_refused_file_is_closed(tmp_path: Path) -> None:
     assert os.listdir("/dev/fd") == before
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"[" * 100_000, f"it is nested deeper than {DEEPEST} levels"),
-        (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
-        (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
-        (b'["\\ud800"]', "it holds half of a surrogate pair"),
-        (b'{"\\udc00\\ud800": 1}', "it holds half of a surrogate pair"),
-        (b'"\xed\xa0\x80"', "it is not UTF-8 text"),
-        (b"9" * 400, f"{'9' * 20}... is a number of more than 64 bits"),
-        (b"-" + b"9" * 5000, f"-{'9' * 19}... is a number of more than 64 bits"),
-        (b"18446744073709551616", "18446744073709551616... is a number of more than 64 bits"),
-        (b"1e999", "1e999 is not a finite number"),
-        (b"[NaN]", "NaN is not a finite number"),
-        (b"-Infinity", "-Infinity is not a finite number"),
-        (b"", "Expecting value: line 1 column 1 (char 0)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (b"[" * 100_000, f"it is nested deeper than {DEEPEST} levels"),
+    (b"[" * (DEEPEST + 1) + b"]" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
+    (b'{"a":' * (DEEPEST + 1) + b"1" + b"}" * (DEEPEST + 1), f"it is nested deeper than {DEEPEST} levels"),
+    (b'["\\ud800"]', "it holds half of a surrogate pair"),
+    (b'{"\\udc00\\ud800": 1}', "it holds half of a surrogate pair"),
+    (b'"\xed\xa0\x80"', "it is not UTF-8 text"),
+    (b"9" * 400, f"{'9' * 20}... is a number of more than 64 bits"),
+    (b"-" + b"9" * 5000, f"-{'9' * 19}... is a number of more than 64 bits"),
+    (b"18446744073709551616", "18446744073709551616... is a number of more than 64 bits"),
+    (b"1e999", "1e999 is not a finite number"),
+    (b"[NaN]", "NaN is not a finite number"),
+    (b"-Infinity", "-Infinity is not a finite number"),
+    (b"", "Expecting value: line 1 column 1 (char 0)"),
+])  # fmt: skip
 def test_json_that_is_none_is_one_sentence(text: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse_json(text)

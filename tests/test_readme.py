@@ -1,7 +1,5 @@
 """If these fail, an example of the README does not run, or its tables name what is not there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
@@ -9,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from commands import prints
 from fake_driver import FakeDriver
 from host_tensors import pass_for_gpu_tensors
-from lngen.cli import COMMANDS, cli
+from lngen.cli import COMMANDS
 from lngen.launch import driver
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,9 +24,7 @@ def fenced(language: str) -> list[str]:
 
 
 def lngen(line: str) -> str:
-    done = CliRunner().invoke(cli, shlex.split(line)[1:], prog_name="lngen")
-    assert done.exit_code == 0, f"{line}\n{done.output}"
-    return done.stdout
+    return prints(*shlex.split(line)[1:])
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """If these fail, a sample of a table lacks what it promises, or a case is in no run at all."""
 
-from __future__ import annotations
-
 import random
 from itertools import combinations, product
 from typing import Any

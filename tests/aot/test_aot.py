@@ -1,7 +1,5 @@
 """If these fail, a build differs from run to run, or its manifest does not say how to launch the kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -190,18 +188,13 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"emit": []},
-            "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors, c, cmake.",
-        ),
-        ({"rows": []}, "rows is expected to name one number at least, or 'many', or 'all'; got none."),
-        ({"arch": []}, "a build is expected to be for one arch at least, got none; add for example sm_90."),
-        ({"specs": []}, "a build is expected to have one spec at least, got none; name one."),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ({"emit": []},
+     "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors, c, cmake."),
+    ({"rows": []}, "rows is expected to name one number at least, or 'many', or 'all'; got none."),
+    ({"arch": []}, "a build is expected to be for one arch at least, got none; add for example sm_90."),
+    ({"specs": []}, "a build is expected to have one spec at least, got none; name one."),
+])  # fmt: skip
 def test_an_empty_list_is_one_sentence(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(LngenError) as error:
         build(options.pop("specs", [FWD]), tmp_path / "out", **options)
@@ -257,15 +250,10 @@ def test_a_device_chooses_the_schedule_of_its_arch(tmp_path: Path) -> None:
         assert [e["schedule"]["text"] for e in sets(tmp_path / device).values()] == [str(wanted)]
 
 
-@pytest.mark.parametrize(
-    ("spec", "vec"),
-    [
-        ("rmsnorm.fwd:d=8192,dtype=f16", 1),
-        ("rmsnorm.fwd:d=8192,dtype=f16", 4),
-        ("layernorm.bwd:d=768,dtype=bf16", 2),
-        ("rmsnorm.fwd:d=1001,dtype=bf16", 1),
-    ],
-)
+@pytest.mark.parametrize(("spec", "vec"), [
+    ("rmsnorm.fwd:d=8192,dtype=f16", 1), ("rmsnorm.fwd:d=8192,dtype=f16", 4), ("layernorm.bwd:d=768,dtype=bf16", 2),
+    ("rmsnorm.fwd:d=1001,dtype=bf16", 1),
+])  # fmt: skip
 def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, vec: int, tmp_path: Path) -> None:
     """What a pack says of arrays that do not suit it: build it with --schedule vec=N."""
     default = next(iter(build([spec], tmp_path / "default", emit="cu").manifest.kernel_sets.values()))

@@ -1,13 +1,9 @@
 """If these fail, a fat binary lacks an image, differs from run to run, or a driver cannot load it."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import struct
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -65,20 +61,6 @@ def test_every_image_is_there_uncompressed(images: tuple[Image, ...]) -> None:
 def test_ptx_may_end_in_nul_or_not(images: tuple[Image, ...]) -> None:
     ptx = images[-1]
     assert fatbin([ptx]) == fatbin([ptx._replace(data=ptx.data.rstrip(b"\0") + b"\0")])
-
-
-def test_another_process_makes_the_same_bytes(images: tuple[Image, ...], tmp_path: Path) -> None:
-    files = [tmp_path / f"{image.arch}.{image.kind}" for image in images]
-    for path, image in zip(files, images, strict=True):
-        path.write_bytes(image.data)
-    script = (
-        "import sys; from pathlib import Path; from lngen.aot.fatbin import Image, fatbin\n"
-        "files = [Path(file) for file in sys.argv[1:]]\n"
-        "images = [Image(f.stem, f.suffix[1:], f.read_bytes()) for f in files]\n"
-        "sys.stdout.buffer.write(fatbin(images))"
-    )
-    done = subprocess.run([sys.executable, "-c", script, *map(str, files)], capture_output=True, check=True)
-    assert done.stdout == fatbin(images)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """If these fail, a hub package is not laid out as kernels wants it, loses what it had, or hides what is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -157,17 +155,21 @@ def test_verify_and_list_take_the_folder_and_its_variant(whole: Path) -> None:
     assert "no fault" in prints("verify", whole)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda v: (v / "layers.py").write_text(""), "'layers.py' is not the file that metadata.json lists"),
-        (lambda v: (v / "_lngen" / "files.py").unlink(), "'_lngen/files.py' cannot be read: No such file"),
-        (lambda v: next(v.glob("pack/*.cubin")).write_bytes(b""), ".cubin' is not the file that the pack's manifest"),
-        (lambda v: edit(v, "id", "_relu"), "'metadata.json' has an id or archs that do not follow"),
-        (lambda v: edit(v, "backend", {"type": "cuda", "archs": ["8.0"]}), "'metadata.json' has an id or archs"),
-        (lambda v: redigest(v, "functional.py", "import os\n"), "'functional.py' is not the file of lngen"),
-    ],
-)
+def test_verify_names_files_that_are_not_listed(whole: Path, tmp_path: Path) -> None:
+    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
+    (variant / "extra.py").write_text("")
+    found = lngen.verify(variant)
+    assert (found.ok, found.unlisted) == (True, ("extra.py",))
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    (lambda v: (v / "layers.py").write_text(""), "'layers.py' is not the file that metadata.json lists"),
+    (lambda v: (v / "_lngen" / "files.py").unlink(), "'_lngen/files.py' cannot be read: No such file"),
+    (lambda v: next(v.glob("pack/*.cubin")).write_bytes(b""), ".cubin' is not the file that the pack's manifest"),
+    (lambda v: edit(v, "id", "_relu"), "'metadata.json' has an id or archs that do not follow"),
+    (lambda v: edit(v, "backend", {"type": "cuda", "archs": ["8.0"]}), "'metadata.json' has an id or archs"),
+    (lambda v: redigest(v, "functional.py", "import os\n"), "'functional.py' is not the file of lngen"),
+])  # fmt: skip
 def test_verify_sees_what_is_wrong(whole: Path, tmp_path: Path, change: Callable[[Path], object], words: str) -> None:
     variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
     change(variant)
@@ -197,13 +199,6 @@ def test_a_package_whose_manifest_is_broken_is_refused(whole: Path, tmp_path: Pa
     assert "expected to be a pack" in fails(2, "pack", "list", folder)
 
 
-def test_verify_names_files_that_are_not_listed(whole: Path, tmp_path: Path) -> None:
-    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
-    (variant / "extra.py").write_text("")
-    found = lngen.verify(variant)
-    assert (found.ok, found.unlisted) == (True, ("extra.py",))
-
-
 # ---- bad input ----
 
 
@@ -214,16 +209,10 @@ def refuse_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lngen.aot.build.compile_cubin", refuse)
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("--layout", "wheel"), "there is no layout 'wheel', expected pack, hf-kernel."),
-        (
-            ("--layout", "hf-kernel", "--emit", "cu"),
-            "expected to have kernels that a driver runs; emit cubin or fatbin",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("args", "words"), [
+    (("--layout", "wheel"), "there is no layout 'wheel', expected pack, hf-kernel."),
+    (("--layout", "hf-kernel", "--emit", "cu"), "expected to have kernels that a driver runs; emit cubin or fatbin"),
+])  # fmt: skip
 def test_a_wrong_layout_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
 ) -> None:

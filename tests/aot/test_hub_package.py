@@ -1,7 +1,5 @@
 """If these fail, a hub package does not load, computes other bits, or imports what it may not."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import re
@@ -100,10 +98,9 @@ def test_every_file_is_python_3_9_and_imports_only_pytorch(whole: Path) -> None:
         assert "from __future__ import annotations" in text or "|" not in text
 
 
-@pytest.mark.parametrize(
-    "code",
-    ["zip(a, b, strict=True)", "@dataclass(slots=True)\nclass A: pass", "A = int | None", "isinstance(a, int | str)"],
-)
+@pytest.mark.parametrize("code", [
+    "zip(a, b, strict=True)", "@dataclass(slots=True)\nclass A: pass", "A = int | None", "isinstance(a, int | str)",
+])  # fmt: skip
 def test_what_python_3_9_lacks_is_seen(code: str) -> None:
     assert newer(ast.parse(code))
     assert newer(ast.parse("def f(a: int | None) -> str | None: b: int | None = a")) == []
@@ -194,7 +191,6 @@ def array(tensor: torch.Tensor) -> Any:
 
 
 def same(tensor: torch.Tensor | None, expected: Any) -> bool:
-    assert tensor is not None
     return array(tensor).tobytes() == np.ascontiguousarray(expected).tobytes()
 
 
@@ -318,29 +314,20 @@ def test_a_built_in_eps_comes_before_one_at_run_time(tmp_path: Path, monkeypatch
     assert "llama" in names[-1]
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (
-            lambda p: p.layer_norm(torch.zeros(2, 96), 96, torch.ones(96), torch.zeros(96)),
-            "lngen build layernorm.fwd:d=96,dtype=f32 --arch sm_90 --layout hf-kernel --out DIR",
-        ),
-        (lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(D), torch.zeros(D), 1e-6), "dtype=f32,eps=1e-06"),
-        (lambda p: p.layer_norm(torch.zeros(2, D), D), f"d={D},dtype=f32,gamma=no,beta=no"),
-        (
-            lambda p: p.layer_norm(torch.zeros(2, D).half(), D, torch.ones(D), torch.zeros(D)),
-            f"layernorm.fwd:d={D},dtype=f16,weight=f32",
-        ),
-        (lambda p: p.layer_norm(torch.zeros(2, D).int(), D), "'x' is expected to be one of torch.float16"),
-        (
-            lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(D), torch.zeros(D).half()),
-            "weight and bias are expected to have one dtype",
-        ),
-        (lambda p: p.layer_norm(torch.zeros(2, D), 32), "'x' is expected to have the last dimensions (32,)"),
-        (lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(32)), "'gamma' is expected to have the last dim"),
-        (lambda p: p.norm("layernorm", d=96), "expected to have one norm layernorm(d=96)"),
-    ],
-)
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda p: p.layer_norm(torch.zeros(2, 96), 96, torch.ones(96), torch.zeros(96)),
+     "lngen build layernorm.fwd:d=96,dtype=f32 --arch sm_90 --layout hf-kernel --out DIR"),
+    (lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(D), torch.zeros(D), 1e-6), "dtype=f32,eps=1e-06"),
+    (lambda p: p.layer_norm(torch.zeros(2, D), D), f"d={D},dtype=f32,gamma=no,beta=no"),
+    (lambda p: p.layer_norm(torch.zeros(2, D).half(), D, torch.ones(D), torch.zeros(D)),
+     f"layernorm.fwd:d={D},dtype=f16,weight=f32"),
+    (lambda p: p.layer_norm(torch.zeros(2, D).int(), D), "'x' is expected to be one of torch.float16"),
+    (lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(D), torch.zeros(D).half()),
+     "weight and bias are expected to have one dtype"),
+    (lambda p: p.layer_norm(torch.zeros(2, D), 32), "'x' is expected to have the last dimensions (32,)"),
+    (lambda p: p.layer_norm(torch.zeros(2, D), D, torch.ones(32)), "'gamma' is expected to have the last dim"),
+    (lambda p: p.norm("layernorm", d=96), "expected to have one norm layernorm(d=96)"),
+])  # fmt: skip
 def test_what_the_package_lacks_is_said_with_the_command_that_builds_it(
     package: ModuleType, call: Callable[[ModuleType], object], words: str
 ) -> None:

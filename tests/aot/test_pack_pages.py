@@ -1,7 +1,5 @@
 """If these fail, a program of the pages about packs does not run, or it launches other kernels than lngen does."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import re
@@ -82,29 +80,19 @@ def test_the_table_of_the_page_is_what_its_commands_print(tmp_path: Path, monkey
 # ---- a launcher by the page about the manifest ----
 
 DEVICES = {
-    "T4": ((7, 5), 40, 1),
-    "A100": ((8, 0), 108, 1),
-    "RTX 4090": ((8, 9), 128, 1),
-    "H200": ((9, 0), 132, 16),
-    "B200": ((10, 0), 148, 16),
-    "RTX 5090": ((12, 0), 170, 8),
-}
+    "T4": ((7, 5), 40, 1), "A100": ((8, 0), 108, 1), "RTX 4090": ((8, 9), 128, 1), "H200": ((9, 0), 132, 16),
+    "B200": ((10, 0), 148, 16), "RTX 5090": ((12, 0), 170, 8),
+}  # fmt: skip
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
 BUILDS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "archs and rows": (
-        ["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"],
-        {"arch": "sm_75,sm_80,sm_90+ptx", "rows": "all"},
-    ),
+    "archs and rows": (["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"],
+     {"arch": "sm_75,sm_80,sm_90+ptx", "rows": "all"}),
     "static shared memory": (["layernorm.bwd:d=4096,dtype=bf16"], {"arch": "sm_80"}),
-    "single launch": (
-        ["layernorm.bwd:d=72,dtype=bf16"],
-        {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"},
-    ),
-    "clusters": (
-        [WIDE],
-        {"arch": "sm_90+ptx", "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"},
-    ),
-}
+    "single launch": (["layernorm.bwd:d=72,dtype=bf16"],
+     {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"}),
+    "clusters": ([WIDE], {"arch": "sm_90+ptx",
+     "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"}),
+}  # fmt: skip
 ROWS = (0, 1, 5, 200, 1000, 4096, 100_000)
 
 
@@ -161,11 +149,9 @@ def test_the_launcher_takes_and_launches_what_lngen_does(
     fake.cuInit(0)
     monkeypatch.setattr(driver, "library", lambda: fake)
     here = {
-        "capability": capability,
-        "multiprocessors": multiprocessors,
-        "shared": fake.attributes[SHARED_OPTIN],
+        "capability": capability, "multiprocessors": multiprocessors, "shared": fake.attributes[SHARED_OPTIN],
         "cluster": cluster,
-    }
+    }  # fmt: skip
     assert cluster == device_for("sm_{}{}".format(*capability)).largest_cluster
     own, own_choice = Pack(folder), launcher()
     for spec in BUILDS[name][0]:

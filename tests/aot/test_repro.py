@@ -1,7 +1,5 @@
 """If these fail, a file of ``lngen repro`` launches a kernel wrongly, or does not tell wrong bits from right ones."""
 
-from __future__ import annotations
-
 import ast
 import ctypes
 import runpy

@@ -1,7 +1,5 @@
 """If these fail, schema.json and the manifests of builds disagree, or a wrong manifest is found too late."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -92,13 +90,6 @@ def test_what_the_builds_have(build: Any) -> None:
     assert len(next(iter(found["every class"]["specs"].values()))["images"][0]["classes"]) > 3
 
 
-def test_two_builds_in_one_folder_follow_the_schema(tmp_path: Path) -> None:
-    lngen.build([BWD], tmp_path, emit="cu")
-    lngen.build([FWD], tmp_path, emit="cu", rows="1", bundle=True)
-    assert faults(read(tmp_path)) == []
-    assert len(read(tmp_path)["specs"]) == 2
-
-
 @pytest.fixture(scope="module")
 def rich(build: Any) -> Any:
     """A small manifest with nearly every key: one spec, two kernel sets, a header."""
@@ -146,10 +137,7 @@ def test_a_key_too_many_is_refused(rich: Any) -> None:
 
 VALUE = {"tensor": None, "number": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
 ARGUMENTS = [
-    (
-        {"name": "eps_", "ctype": "float", "kind": "value", **VALUE},
-        True,
-    ),
+    ({"name": "eps_", "ctype": "float", "kind": "value", **VALUE}, True),
     ({"name": "eps_", "ctype": "double", "kind": "value", **VALUE, "dtype": "f64"}, True),
     ({"name": "eps_", "ctype": "float", "kind": "value", "tensor": None}, False),
     ({"name": "eps_", "ctype": "long long", "kind": "value", **VALUE}, False),

@@ -1,7 +1,5 @@
 """If these fail, a traced workload is built as another norm, or a file that is no trace stops the build."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -102,14 +100,11 @@ def test_each_operation_has_its_spec(tmp_path: Path, op: str) -> None:
     assert [r.name for r in graph.results] == (["y", "h"] if "add" in op else ["y"])
 
 
-@pytest.mark.parametrize(
-    ("changes", "keys"),
-    [
-        ({"inputs": {"weight": tensor(WEIGHT, "float32")}}, "dtype=f16,weight=f32"),
-        ({"outputs": {"output": tensor(ROWS, "float32")}}, "dtype=f16,out=f32"),
-        ({"inputs": {"residual": tensor(ROWS, "float32")}, "outputs": {}}, "dtype=f16,residual_dtype=f32"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "keys"), [
+    ({"inputs": {"weight": tensor(WEIGHT, "float32")}}, "dtype=f16,weight=f32"),
+    ({"outputs": {"output": tensor(ROWS, "float32")}}, "dtype=f16,out=f32"),
+    ({"inputs": {"residual": tensor(ROWS, "float32")}, "outputs": {}}, "dtype=f16,residual_dtype=f32"),
+])  # fmt: skip
 def test_dtypes_are_those_of_the_tensors(tmp_path: Path, changes: dict[str, Any], keys: str) -> None:
     definition = dumped("fused_add_rmsnorm", 64, "float16")
     del definition["outputs"]["residual"]  # as FlashInfer-Bench has it
@@ -119,19 +114,16 @@ def test_dtypes_are_those_of_the_tensors(tmp_path: Path, changes: dict[str, Any]
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "eps"),
-    [
-        ({}, "eps=1e-06,"),
-        ({"reference": "EPS = 1e-3"}, "eps=0.001,"),
-        ({"reference": "..."}, "eps=1e-06,"),  # of the description
-        ({"reference": "EPS = 1e-3\nEPS = 1e-4"}, "eps=1e-06,"),  # neither
-        ({"reference": "EPS = 1e-5"}, ""),  # lngen's default
-        ({"reference": "...", "description": "Fused."}, ""),
-        ({"reference": "EPS = 1.e.5", "description": "Fused."}, ""),
-        ({"reference": None, "description": None}, ""),
-    ],
-)
+@pytest.mark.parametrize(("changes", "eps"), [
+    ({}, "eps=1e-06,"),
+    ({"reference": "EPS = 1e-3"}, "eps=0.001,"),
+    ({"reference": "..."}, "eps=1e-06,"),  # of the description
+    ({"reference": "EPS = 1e-3\nEPS = 1e-4"}, "eps=1e-06,"),  # neither
+    ({"reference": "EPS = 1e-5"}, ""),  # lngen's default
+    ({"reference": "...", "description": "Fused."}, ""),
+    ({"reference": "EPS = 1.e.5", "description": "Fused."}, ""),
+    ({"reference": None, "description": None}, ""),
+])  # fmt: skip
 def test_eps_is_that_of_the_reference_and_a_note_says_so(tmp_path: Path, changes: dict[str, Any], eps: str) -> None:
     assert spec_of(tmp_path, dumped("rmsnorm", 64, **changes)) == f"rmsnorm.fwd:d=64,dtype=bf16,{eps}save=none"
     (note,) = read_trace(tmp_path).notes
@@ -139,15 +131,12 @@ def test_eps_is_that_of_the_reference_and_a_note_says_so(tmp_path: Path, changes
     assert "1 of the specs" in note
 
 
-@pytest.mark.parametrize(
-    ("entry", "eps"),
-    [
-        ({"shape": None, "dtype": "float32"}, "eps=run"),
-        ({"shape": None, "dtype": "float32", "optional": True}, "eps=run"),
-        ({"shape": None, "dtype": "float32", "value": 0.25}, "eps=0.25"),
-        ({"shape": None, "dtype": "float32", "value": 0}, "eps=0.0"),
-    ],
-)
+@pytest.mark.parametrize(("entry", "eps"), [
+    ({"shape": None, "dtype": "float32"}, "eps=run"),
+    ({"shape": None, "dtype": "float32", "optional": True}, "eps=run"),
+    ({"shape": None, "dtype": "float32", "value": 0.25}, "eps=0.25"),
+    ({"shape": None, "dtype": "float32", "value": 0}, "eps=0.0"),
+])  # fmt: skip
 def test_an_input_eps_is_a_number_of_the_call(tmp_path: Path, entry: dict[str, Any], eps: str) -> None:
     definition = dumped("fused_rmsnorm_silu", 64)
     definition["inputs"]["eps"] = entry

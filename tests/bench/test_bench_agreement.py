@@ -1,7 +1,5 @@
 """If these fail, elements that differ between batches or runs are not counted, or the picture does not show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +35,9 @@ def counts(side: Implementation) -> dict[tuple[str, int], tuple[int, int]]:
 
 def test_what_differs_is_counted() -> None:
     assert counts(Implementation("a", "a", same, [same, by_batch], calls=3)) == {
-        ("y, dx", 1): (2 * 3 * 2 * D, 3 * D),
-        ("y, dx", 5): (2 * 3 * 2 * 5 * D, 0),
-        ("dgamma", 5): (2 * D, 1),
-        ("y, dx", ROWS): (2 * 2 * ROWS * D, 0),
-        ("dgamma", ROWS): (2 * D, 0),
-    }
+        ("y, dx", 1): (2 * 3 * 2 * D, 3 * D), ("y, dx", 5): (2 * 3 * 2 * 5 * D, 0), ("dgamma", 5): (2 * D, 1),
+        ("y, dx", ROWS): (2 * 2 * ROWS * D, 0), ("dgamma", ROWS): (2 * D, 0),
+    }  # fmt: skip
 
 
 def test_a_run_is_compared_with_itself_in_other_batches() -> None:

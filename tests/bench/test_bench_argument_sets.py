@@ -1,7 +1,5 @@
 """If these fail, providers get other inputs than they should, or a wrong result is timed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """If these fail, a run ends at the first failure, times wrong results, or repeats what it has."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -295,16 +293,13 @@ def test_no_task_begins_that_would_end_too_late(few_sets: None) -> None:
     assert [run(seconds).left for seconds in (15.0, 25.0, 30.0)] == [2, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("provider", "gb_s", "fraction", "note"),
-    [
-        ("torch", 3000.0, 1.1, ""),
-        ("torch", 3000.0, 1.11, "implausible: faster than the ceiling"),
-        ("lngen", 3000.0, 1.2, ""),  # its calls begin while the ceiling's wait
-        ("lngen", 4917.0, 1.2, ""),
-        ("lngen", 4918.0, 1.0, "implausible: faster than memory, 4917 GB/s"),
-    ],
-)
+@pytest.mark.parametrize(("provider", "gb_s", "fraction", "note"), [
+    ("torch", 3000.0, 1.1, ""),
+    ("torch", 3000.0, 1.11, "implausible: faster than the ceiling"),
+    ("lngen", 3000.0, 1.2, ""),  # its calls begin while the ceiling's wait
+    ("lngen", 4917.0, 1.2, ""),
+    ("lngen", 4918.0, 1.0, "implausible: faster than memory, 4917 GB/s"),
+])  # fmt: skip
 def test_what_is_too_good_to_be_true(provider: str, gb_s: float, fraction: float, note: str) -> None:
     record = doubted(bench_record(provider, gb_s=gb_s, fraction=fraction), 4917.0)
     assert record.note == note

@@ -1,23 +1,20 @@
 """If these fail, a picture cannot be drawn, differs between runs, or shows other records than it should."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from matplotlib.figure import Figure
 
 from bench_fakes import RECORDS, bench_record
+from commands import call
 from lngen.bench import figures
 from lngen.bench.figures import overviews
 from lngen.bench.records import Record, judge
 from lngen.bench.store import Saved, write_json
 from lngen.bench.tasks import DESIGN, GRIDS
-from lngen.cli import cli
 from lngen.errors import LngenError, MissingError
 from lngen.ir import DType
 
@@ -148,5 +145,5 @@ def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
 def test_records_without_a_fraction_are_drawn(tmp_path: Path) -> None:
     file = tmp_path / "b.json"
     write_json(file, Saved([replace(r, fraction=None, met=None) for r in RECORDS]))
-    done = CliRunner().invoke(cli, ["bench", "--from", str(file), "--plot", str(tmp_path / "x.svg")])
+    done = call("bench", "--from", str(file), "--plot", str(tmp_path / "x.svg"))
     assert (done.exit_code, [p.name for p in tmp_path.glob("*.svg")]) == (0, ["x.svg"]), done.stderr

@@ -1,7 +1,5 @@
 """If these fail, a peer computes something else than lngen, or is called as nobody calls it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -54,13 +52,10 @@ def test_a_graph_of_pytorch_s_functions_is_called_as_such(
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize(
-    "graph",
-    [
-        "rmsnorm:beta=yes", "layernorm:gamma=no", "rmsnorm:weight=f32", "add_layernorm:round_sum=no",
-        "softmax:scale=0.5", "log_softmax:out=f32", "l2norm", "dyt",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("graph", [
+    "rmsnorm:beta=yes", "layernorm:gamma=no", "rmsnorm:weight=f32", "add_layernorm:round_sum=no",
+    "softmax:scale=0.5", "log_softmax:out=f32", "l2norm", "dyt",
+])  # fmt: skip
 def test_any_other_graph_has_the_expression(graph: str, direction: str) -> None:
     (case,) = make_cases(make_task(graph, direction, "bf16", 16, 8), 2, CpuGpu())
     assert own_form(case.spec) is None
@@ -69,15 +64,12 @@ def test_any_other_graph_has_the_expression(graph: str, direction: str) -> None:
     assert not complaint(case, expected(case), prepared.results(1))
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "outputs"),
-    [
-        ("add_rmsnorm", {"wrt": "gamma+residual", "of": "h"}, {"dresidual", "dgamma"}),
-        ("add_rmsnorm", {"of": "y+rstd"}, {"dx", "dgamma"}),  # dresidual is dx and no result
-        ("add_rmsnorm", {"accumulate": "gamma"}, {"dx", "dgamma"}),  # added to an array
-        ("scaled", {"accumulate": "gamma"}, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "keys", "outputs"), [
+    ("add_rmsnorm", {"wrt": "gamma+residual", "of": "h"}, {"dresidual", "dgamma"}),
+    ("add_rmsnorm", {"of": "y+rstd"}, {"dx", "dgamma"}),  # dresidual is dx and no result
+    ("add_rmsnorm", {"accumulate": "gamma"}, {"dx", "dgamma"}),  # added to an array
+    ("scaled", {"accumulate": "gamma"}, None),
+])  # fmt: skip
 def test_gradients_are_those_asked_for(name: str, keys: dict[str, str], outputs: set[str] | None) -> None:
     """Of the cotangents given; the interpreter has the same."""
     (case,) = cases(name, "bwd", rows=9, **keys)
@@ -133,7 +125,6 @@ def test_calls_that_allocate_are_chained_by_their_results() -> None:
 
 
 def test_autograd_records_a_chain_once_per_link() -> None:
-    torch = pytest.importorskip("torch")
     task = make_task("layernorm", "bwd", "f32", 4, 16, LATENCY)
     (case,) = make_cases(task, 64, CpuGpu())
     calls: list[int] = []
@@ -221,7 +212,6 @@ STANDS = {
         "FusedRMSNormAffineFunction": _Function(lambda x, w, shape, eps: _norm(x, w.view(shape), None, eps, False)),
     },
 }
-
 
 HELD = [(peer, name, way) for peer in LIBRARIES for name, m in peer.members.items() for way in m.directions]
 

@@ -1,7 +1,5 @@
 """If these fail, lngen or a ceiling is launched wrongly, or other providers are timed than those asked for."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -25,10 +23,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
 
 
-@pytest.mark.parametrize(
-    ("name", "direction"),
-    [*((n, way) for n in ("add_rmsnorm", "weighted_rows", "loss") for way in ("fwd", "bwd")), ("scaled", "fwd")],
-)
+@pytest.mark.parametrize(("name", "direction"), [
+    *((n, way) for n in ("add_rmsnorm", "weighted_rows", "loss") for way in ("fwd", "bwd")), ("scaled", "fwd"),
+])  # fmt: skip
 def test_lngen_is_launched_with_every_array_of_its_graph(
     name: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

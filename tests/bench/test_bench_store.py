@@ -1,7 +1,5 @@
 """If these fail, a file of records cannot be read back, mixes conditions, or does not say where it is from."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from bench_fakes import RECORDS, few_rows_records
+from commands import call
 from lngen.bench import store
 from lngen.bench.records import HostRecord
 from lngen.bench.store import Saved, merged, read_json, resumed, write_json
-from lngen.cli import cli
 from lngen.errors import LngenError
 
 
@@ -69,23 +66,20 @@ def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
         read_json(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"d": 0}, "d is 0, expected from 1 to 2147483647"),
-        ({"rows": 0}, "rows is 0, expected from 1 to 2147483647"),
-        ({"fraction": 1e308}, "fraction is 1e+308, expected from 0 to 100"),
-        ({"gb_s": 1e308}, "gb_s is 1e+308, expected from 0 to 1e+18"),
-        ({"direction": "up"}, "direction is 'up', expected one of fwd, bwd, both"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "message"), [
+    ({"d": 0}, "d is 0, expected from 1 to 2147483647"),
+    ({"rows": 0}, "rows is 0, expected from 1 to 2147483647"),
+    ({"fraction": 1e308}, "fraction is 1e+308, expected from 0 to 100"),
+    ({"gb_s": 1e308}, "gb_s is 1e+308, expected from 0 to 1e+18"),
+    ({"direction": "up"}, "direction is 'up', expected one of fwd, bwd, both"),
+])  # fmt: skip
 def test_a_record_that_no_benchmark_has_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     file = tmp_path / "b.json"
     write_json(file, Saved(RECORDS[:1]))
     content = json.loads(file.read_text(encoding="utf-8"))
     content["records"][0] |= changed
     file.write_text(json.dumps(content), encoding="utf-8")
-    done = CliRunner().invoke(cli, ["bench", "--from", str(file), "--plot", str(tmp_path / "x.svg")])
+    done = call("bench", "--from", str(file), "--plot", str(tmp_path / "x.svg"))
     assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
 
 

@@ -1,7 +1,5 @@
 """If these fail, a verdict is wrong or a table does not show what the records say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from bench_fakes import RECORDS, bench_record

@@ -1,7 +1,5 @@
 """If these fail, the wrong thing is timed: another graph or shape, or its bytes, ceiling or target are others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,29 +26,22 @@ from lngen.spec import parse_spec
 from own_graphs import own
 
 
-@pytest.mark.parametrize(
-    ("text", "rows", "want"),
-    [
-        ("layernorm.fwd:d=4096,dtype=bf16", 4096, 2 * 4096 * 4096 * 2 + 2 * 4096 * 2 + 8 * 4096),
-        ("layernorm.bwd:d=1024,dtype=f32", 32768, 3 * 32768 * 1024 * 4 + 3 * 1024 * 4 + 8 * 32768),
-        ("rmsnorm.fwd:d=64,dtype=bf16", 1048576, 2 * 64 * 1048576 * 2 + 64 * 2 + 4 * 1048576),
-        ("rmsnorm.bwd:d=256,dtype=f16,weight=f32", 7, 3 * 7 * 256 * 2 + 2 * 256 * 4 + 4 * 7),
-    ],
-)
+@pytest.mark.parametrize(("text", "rows", "want"), [
+    ("layernorm.fwd:d=4096,dtype=bf16", 4096, 2 * 4096 * 4096 * 2 + 2 * 4096 * 2 + 8 * 4096),
+    ("layernorm.bwd:d=1024,dtype=f32", 32768, 3 * 32768 * 1024 * 4 + 3 * 1024 * 4 + 8 * 32768),
+    ("rmsnorm.fwd:d=64,dtype=bf16", 1048576, 2 * 64 * 1048576 * 2 + 64 * 2 + 4 * 1048576),
+    ("rmsnorm.bwd:d=256,dtype=f16,weight=f32", 7, 3 * 7 * 256 * 2 + 2 * 256 * 4 + 4 * 7),
+])  # fmt: skip
 def test_floor_bytes_by_hand(text: str, rows: int, want: int) -> None:
     assert floor_bytes(parse_spec(text), rows) == want
 
 
 # Read and written [M, D] tensors, and the ceiling whose share of writes is the nearer.
 RATIOS = {
-    ("add_rmsnorm", "fwd"): (2, 2, "copy"),
-    ("gated", "fwd"): (2, 1, "add"),
-    ("gated", "bwd"): (3, 2, "add"),
-    ("scaled", "fwd"): (1, 1, "copy"),
-    ("scaled", "bwd"): (2, 1, "add"),
-    ("loss", "fwd"): (2, 0, "add"),
+    ("add_rmsnorm", "fwd"): (2, 2, "copy"), ("gated", "fwd"): (2, 1, "add"), ("gated", "bwd"): (3, 2, "add"),
+    ("scaled", "fwd"): (1, 1, "copy"), ("scaled", "bwd"): (2, 1, "add"), ("loss", "fwd"): (2, 0, "add"),
     ("loss", "bwd"): (2, 2, "copy"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "direction"), RATIOS)
@@ -72,19 +63,16 @@ def test_forward_and_backward_have_a_ceiling_each() -> None:
     assert all(is_ceiling(name) for name in ("add+copy", "copy+copy", "add-overlapped"))
 
 
-@pytest.mark.parametrize(
-    ("graph", "label"),
-    [
-        ("rmsnorm", "rmsnorm"),
-        ("rmsnorm:weight=f32", "rmsnorm:weight=f32"),
-        ("rmsnorm:weight=bf16,eps=1e-05", "rmsnorm"),  # the defaults
-        ("layernorm:gamma=no,wrt=x", "layernorm:gamma=no,wrt=x"),
-        ("bench_norms:add_rmsnorm", "add_rmsnorm@"),
-        ("bench_norms:add_rmsnorm:gamma=no,out=f32", "add_rmsnorm@"),
-        ("my.graph", "add_rmsnorm@"),
-        ("./my.graph:wrt=x", "add_rmsnorm@"),
-    ],
-)
+@pytest.mark.parametrize(("graph", "label"), [
+    ("rmsnorm", "rmsnorm"),
+    ("rmsnorm:weight=f32", "rmsnorm:weight=f32"),
+    ("rmsnorm:weight=bf16,eps=1e-05", "rmsnorm"),  # the defaults
+    ("layernorm:gamma=no,wrt=x", "layernorm:gamma=no,wrt=x"),
+    ("bench_norms:add_rmsnorm", "add_rmsnorm@"),
+    ("bench_norms:add_rmsnorm:gamma=no,out=f32", "add_rmsnorm@"),
+    ("my.graph", "add_rmsnorm@"),
+    ("./my.graph:wrt=x", "add_rmsnorm@"),
+])  # fmt: skip
 def test_a_graph_is_named_as_in_a_spec(graph: str, label: str, folder: Path) -> None:
     """The record has the name with its digest and the keys that are not defaults."""
     (task,) = tasks([graph], "bwd", "" if "my.graph" in graph else "bf16", "design", [(4, 16)])
@@ -110,19 +98,16 @@ def test_several_graphs() -> None:
     assert split_graphs(given) == ["layernorm", "rmsnorm", *given[1:]]
 
 
-@pytest.mark.parametrize(
-    ("graph", "message"),
-    [
-        ("rmsnrm", r"there is no graph 'rmsnrm', expected one of layernorm, rmsnorm.*did you mean"),
-        ("rmsnorm:d=64", r"--graph 'rmsnorm:d=64': the key 'd' is not part of a graph here; give --shapes, --d or --g"),
-        ("my.graph:dtype=f32", r"the key 'dtype' is not part of a graph here; give --dtype\."),
-        ("rmsnorm.fwd", r"--graph 'rmsnorm\.fwd': a graph is expected without its direction; give that with --direct"),
-        ("none.graph", r"'none\.graph' is expected to be a file with a graph, but No such file or directory\."),
-        ("bench_norms:nothing", r"'bench_norms:nothing' cannot be imported: 'bench_norms' has no 'nothing'\."),
-        ("rmsnorm:weight", r"expected 'key=value', got 'weight'\."),
-        ("rmsnorm:wieght=f32", r"there is no key 'wieght', expected one of .*; did you mean 'weight'"),
-    ],
-)
+@pytest.mark.parametrize(("graph", "message"), [
+    ("rmsnrm", r"there is no graph 'rmsnrm', expected one of layernorm, rmsnorm.*did you mean"),
+    ("rmsnorm:d=64", r"--graph 'rmsnorm:d=64': the key 'd' is not part of a graph here; give --shapes, --d or --g"),
+    ("my.graph:dtype=f32", r"the key 'dtype' is not part of a graph here; give --dtype\."),
+    ("rmsnorm.fwd", r"--graph 'rmsnorm\.fwd': a graph is expected without its direction; give that with --direct"),
+    ("none.graph", r"'none\.graph' is expected to be a file with a graph, but No such file or directory\."),
+    ("bench_norms:nothing", r"'bench_norms:nothing' cannot be imported: 'bench_norms' has no 'nothing'\."),
+    ("rmsnorm:weight", r"expected 'key=value', got 'weight'\."),
+    ("rmsnorm:wieght=f32", r"there is no key 'wieght', expected one of .*; did you mean 'weight'"),
+])  # fmt: skip
 def test_a_wrong_graph_gets_one_sentence(graph: str, message: str, folder: Path) -> None:
     with pytest.raises(SpecError, match=message) as caught:
         tasks([graph], "fwd", "f32", "design", [(4, 16)])
@@ -145,25 +130,22 @@ def test_grids() -> None:
     assert GRIDS["targets"].dtypes == ("f16", "bf16", "f32")
 
 
-@pytest.mark.parametrize(
-    ("direction", "dtype", "mb", "d", "want"),
-    [
-        ("fwd", "bf16", 8, 1024, 0.94),
-        ("bwd", "f16", 8, 1024, 0.68),
-        ("bwd", "f32", 256, 1024, 0.95),
-        ("bwd", "f32", 4096, 1024, 0.95),
-        ("bwd", "bf16", 128, 1024, 0.925),  # half way between 64 and 256 in logarithms
-        ("fwd", "bf16", 32, 4093, 0.8075),
-        ("bwd", "bf16", 64, 64, 0.765),
-        ("fwd", "bf16", 64, 128, 0.8245),
-        ("fwd", "bf16", 64, 1000, 0.8245),
-        ("fwd", "bf16", 64, 768, 0.97),
-        ("fwd", "bf16", 7.9, 12288, 0.94),  # whole rows
-        ("fwd", "bf16", 4, 1024, None),
-        ("fwd", "f64", 64, 1024, None),
-        ("both", "bf16", 64, 1024, None),
-    ],
-)
+@pytest.mark.parametrize(("direction", "dtype", "mb", "d", "want"), [
+    ("fwd", "bf16", 8, 1024, 0.94),
+    ("bwd", "f16", 8, 1024, 0.68),
+    ("bwd", "f32", 256, 1024, 0.95),
+    ("bwd", "f32", 4096, 1024, 0.95),
+    ("bwd", "bf16", 128, 1024, 0.925),  # half way between 64 and 256 in logarithms
+    ("fwd", "bf16", 32, 4093, 0.8075),
+    ("bwd", "bf16", 64, 64, 0.765),
+    ("fwd", "bf16", 64, 128, 0.8245),
+    ("fwd", "bf16", 64, 1000, 0.8245),
+    ("fwd", "bf16", 64, 768, 0.97),
+    ("fwd", "bf16", 7.9, 12288, 0.94),  # whole rows
+    ("fwd", "bf16", 4, 1024, None),
+    ("fwd", "f64", 64, 1024, None),
+    ("both", "bf16", 64, 1024, None),
+])  # fmt: skip
 def test_targets(direction: str, dtype: str, mb: float, d: int, want: float | None) -> None:
     assert target_fraction(direction, dtype, int(mb * 2**20), d) == want
 

@@ -1,7 +1,5 @@
 """If these fail, launches are timed wrongly: too few or warm argument sets, a drift that nobody sees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,17 +13,14 @@ from lngen.errors import LngenError
 MB = 1_000_000
 
 
-@pytest.mark.parametrize(
-    ("set_mb", "l2_mb", "free_mb", "want"),
-    [
-        (16, 60, 100_000, 19),  # 300 MB
-        (16, 100, 100_000, 32),  # 5 x L2
-        (1, 60, 100_000, 64),  # at most
-        (1000, 60, 100_000, 2),  # at least, so that a set is not found where it was left
-        (100, 60, 350, 2),  # 60 % of what is free
-        (1000, 60, 2000, 1),
-    ],
-)
+@pytest.mark.parametrize(("set_mb", "l2_mb", "free_mb", "want"), [
+    (16, 60, 100_000, 19),  # 300 MB
+    (16, 100, 100_000, 32),  # 5 x L2
+    (1, 60, 100_000, 64),  # at most
+    (1000, 60, 100_000, 2),  # at least, so that a set is not found where it was left
+    (100, 60, 350, 2),  # 60 % of what is free
+    (1000, 60, 2000, 1),
+])  # fmt: skip
 def test_set_count(set_mb: int, l2_mb: int, free_mb: int, want: int) -> None:
     assert set_count(set_mb * MB, l2_mb * MB, free_mb * MB) == want
 

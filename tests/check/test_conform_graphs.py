@@ -1,7 +1,5 @@
 """If these fail, ``lngen conform`` refuses right kernels of a graph that is no norm, or misses a mistake in them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -144,27 +142,14 @@ def loses_empty(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
         results["dgamma"] = results["dgamma"] + np.float32(1)
 
 
-@pytest.mark.parametrize(
-    ("change", "case"),
-    [
-        (scaled("y", 1.001), "ordinary"),
-        (scaled("h", 1.001), "d-31"),
-        (scaled("dresidual", 1.001), "m-4096"),
-        (scaled("dgamma", 0.999), "large-mean-1e2"),
-        (scaled("dx", 1.001), "constant-rows"),
-        (scaled("y", 1.001), "tiny-variance"),
-        (scaled("y", -1.0), "gamma-negative"),
-        (divides, "gamma-zero"),
-        (mixes_rows, "rows-alone"),
-        (mixes_rows, "rows-in-bigger-batch"),
-        (mixes_rows, "nan-row"),
-        (mixes_rows, "inf-row"),
-        (forgets_order, "repeat-columns"),
-        (writes, "inputs-unmodified"),
-        (widens, "shape-and-dtype"),
-        (loses_empty, "m-0"),
-    ],
-)
+@pytest.mark.parametrize(("change", "case"), [
+    (scaled("y", 1.001), "ordinary"), (scaled("h", 1.001), "d-31"), (scaled("dresidual", 1.001), "m-4096"),
+    (scaled("dgamma", 0.999), "large-mean-1e2"), (scaled("dx", 1.001), "constant-rows"),
+    (scaled("y", 1.001), "tiny-variance"), (scaled("y", -1.0), "gamma-negative"), (divides, "gamma-zero"),
+    (mixes_rows, "rows-alone"), (mixes_rows, "rows-in-bigger-batch"), (mixes_rows, "nan-row"),
+    (mixes_rows, "inf-row"), (forgets_order, "repeat-columns"), (writes, "inputs-unmodified"),
+    (widens, "shape-and-dtype"), (loses_empty, "m-0"),
+])  # fmt: skip
 def test_a_mistake_fails_its_case(change: Change, case: str) -> None:
     (outcome,) = outcomes(own("add_rmsnorm", "bwd"), case, change).values()
     assert outcome.status == "fail", outcome
@@ -230,14 +215,11 @@ def call(*args: str) -> Result:
     return CliRunner().invoke(cli, ["conform", *args, "--device", "cpu"])
 
 
-@pytest.mark.parametrize(
-    ("spec", "graph", "dtype"),
-    [
-        ("my.graph.bwd:d=96", "gated@", "bf16"),
-        ("conform_norms:twice.fwd:d=96,dtype=f16", "twice@", "f16"),
-        ("layernorm.bwd:d=96", "layernorm", "f32"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "graph", "dtype"), [
+    ("my.graph.bwd:d=96", "gated@", "bf16"),
+    ("conform_norms:twice.fwd:d=96,dtype=f16", "twice@", "f16"),
+    ("layernorm.bwd:d=96", "layernorm", "f32"),
+])  # fmt: skip
 def test_the_command_takes_a_file_a_function_and_a_name(spec: str, graph: str, dtype: str, folder: Path) -> None:
     done = call(spec, "--json", "--cases", "ordinary,ulps,rows-alone,shape-and-dtype")
     assert done.exit_code == 0, done.output

@@ -4,8 +4,6 @@ Rows alone, permuted and absent, and gradients against differences are cases of 
 PyTorch judges every graph of the family in tests/family/test_family.py.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -67,11 +65,9 @@ def excess(spec: Spec, inputs: dict[str, Array]) -> float:
 
 OPTIONS = ["", ",save=none", ",gamma=no", ",beta=no", ",gamma=no,beta=no", ",eps=0.01"]
 MIXED = [
-    ("dtype=bf16,weight=f32", BF16),
-    ("dtype=f16,weight=f32,out=f32", F16),
-    ("dtype=f32,out=bf16", F32),
+    ("dtype=bf16,weight=f32", BF16), ("dtype=f16,weight=f32,out=f32", F16), ("dtype=f32,out=bf16", F32),
     ("dtype=bf16,weight=f64,out=f16", BF16),
-]
+]  # fmt: skip
 
 
 def specs(norm: str, way: str, d: int, keys: str) -> Spec:
@@ -106,14 +102,6 @@ def test_a_large_mean(norm: str, way: str, mean: float) -> None:
     for dtype, d in ((F32, 255), (F32, 4096), (F64, 255)):
         spec = parse_spec(f"{norm}.{way}:d={d},dtype={dtype}")
         assert excess(spec, draw(spec, 5, mean)) <= 1, spec
-
-
-def test_a_large_mean_leaves_three_digits() -> None:
-    """The bound itself is wide there; measured: 1.1e-4 of y's largest element at 1e4 standard deviations."""
-    spec = parse_spec("layernorm.fwd:d=4096,dtype=f32")
-    inputs = draw(spec, 5, 1e4)
-    y, reference = results(spec, inputs)["y"], truth(spec, inputs)["y"].value
-    assert np.abs(y - reference).max() < 1e-3 * np.abs(reference).max()
 
 
 def bits(a: Array) -> Array:

@@ -1,7 +1,5 @@
 """If these fail, the bounds of LayerNorm and RMSNorm are so wide that a plausible mistake in their graphs is within."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import sampling

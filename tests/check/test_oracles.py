@@ -13,19 +13,16 @@ import family
 from lngen.check.differences import differences, directional
 from lngen.check.oracles import (
     NORMS,
-    SLACK,
     Array,
     Bound,
     NormName,
     ResultName,
     bound,
-    column_depth,
     layernorm_backward,
     layernorm_forward,
     mean_over_std,
     rmsnorm_backward,
     rmsnorm_forward,
-    row_depth,
     row_mean,
     scales,
 )
@@ -91,8 +88,7 @@ def error(out: Array, ref: Array, scale: Array) -> float:
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(
-    ("M", "D", "mean"),
-    [(5, 7, 0.5), (1, 1, 0.5), (4, 1, 3.0), (3, 2, 0.0), (6, 6, -2.0), (3, 33, 1e2), (4, 9, 1e4)],
+    ("M", "D", "mean"), [(5, 7, 0.5), (1, 1, 0.5), (4, 1, 3.0), (3, 2, 0.0), (6, 6, -2.0), (3, 33, 1e2), (4, 9, 1e4)]
 )
 def test_three_oracles_agree(norm: NormName, M: int, D: int, mean: float) -> None:
     case = Case.random(M, D, mean)
@@ -119,12 +115,7 @@ def test_a_directional_derivative_is_the_gradient_along_it() -> None:
     direction = np.random.default_rng(0).standard_normal((4, 5))
     dx, _, _ = layernorm_backward(case.dy, case.x, case.gamma, EPS)
     found = directional(
-        lambda x, gamma, beta: layernorm_forward(x, gamma, beta, EPS)[0],
-        case.inputs,
-        "x",
-        direction,
-        STEP,
-        dy=case.dy,
+        lambda x, gamma, beta: layernorm_forward(x, gamma, beta, EPS)[0], case.inputs, "x", direction, STEP, dy=case.dy
     )
     assert found == pytest.approx((dx * direction).sum(), rel=1e-8)
 
@@ -149,8 +140,7 @@ def centred(x: Any, gamma: Any, beta: Any, dy: Any, norm: NormName, compute: Any
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
 @pytest.mark.parametrize(
-    ("M", "D", "mean"),
-    [(3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4)],
+    ("M", "D", "mean"), [(3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4)]
 )
 def test_a_correct_kernel_is_within_the_bound(norm: NormName, dtype: DType, M: int, D: int, mean: float) -> None:
     stored = {k: v.astype(NUMPY_DTYPE[dtype]) for k, v in vars(Case.random(M, D, mean)).items()}
@@ -173,20 +163,6 @@ def test_the_bound_refuses_a_variance_that_is_not_centred(mean: float) -> None:
     rstd = 1 / np.sqrt(np.maximum(raw, 0) + np.float32(EPS))
     allowed = bound("rstd", F32, 4096, 8, mean_over_std(exact, EPS))
     assert allowed.excess(rstd, layernorm_forward(exact, eps=EPS)[2], scales(exact, eps=EPS)["rstd"]) > 1
-
-
-def test_a_bound_has_the_terms_of_its_derivation_alone() -> None:
-    u, rows, d, kappa = 2.0**-24, 37, 768, 3.0
-    shift = (row_depth(d) + 1) * u * (1 + kappa)
-    rstd = (row_depth(d) + 10) * u / 2 + shift**2 / 2
-    terms: dict[ResultName, float] = {
-        "mean": (row_depth(d) + 1) * u,
-        "rstd": rstd,
-        "y": shift + rstd + 4 * u,
-        "dbeta": column_depth(rows, d) * u,
-    }
-    for name, wanted in terms.items():
-        assert bound(name, F32, d, rows, kappa).arithmetic == pytest.approx(SLACK * wanted, rel=1e-12)
 
 
 def test_the_bound_is_useful_where_it_is_widest() -> None:

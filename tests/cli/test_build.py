@@ -1,7 +1,5 @@
 """If these fail, build takes a wrong request, or says nothing clear about it."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -48,41 +46,28 @@ def test_a_form_an_arch_does_not_have_is_one_sentence(
         assert (shown.exit_code, shown.stderr) == (2, f"error: {message}\n"), stage
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ((FWD, "layernorm.fwd:d=x"), "'d' is expected to be a whole number"),
-        ((FWD, BWD, "--schedule", "rows_per_block=3"), "schedule 'form="),
-        (
-            (FWD, "--arch", "sm_90,sm_1"),
-            "arch is expected to be a list such as sm_80,sm_90+ptx, got 'sm_1'; lngen doctor",
-        ),
-        ((FWD, "--arch", ","), "a build is expected to be for one arch at least, got none; add for example sm_90."),
-        ((FWD, "--arch", "sm_999"), "Unknown arch 'sm_999'"),
-        (
-            (FWD, "--emit", "cu,so"),
-            "there is no kind of file 'so', expected cu, ptx, cubin, fatbin, vectors, c, cmake.",
-        ),
-        ((FWD, "--emit", ""), "there is no kind of file ''"),
-        ((FWD, "--emit", "vectors"), "vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well."),
-        (
-            (FWD, "--emit", "cu", "--arch", "sm_90+ptx"),
-            "needs compiled kernels; emit ptx, cubin or fatbin, or drop +ptx.",
-        ),
-        (
-            (FWD, "--rows", "1,few"),
-            "rows is expected to be 'all', or a list of numbers from 0 on and 'many', got 'few'.",
-        ),
-        ((FWD, "--rows", "-1"), "got '-1'."),
-        (
-            (FWD, "--device", "t4", "--arch", "sm_80"),
-            "device t4 is of sm_75, which is not built for; add it to the archs.",
-        ),
-        ((FWD, "--device", "h20"), "There is no device 'h20', expected one of"),
-        ((FWD, "--lock", "nowhere.toml"), "nowhere.toml"),
-        ((), "Missing argument 'SPEC...': name a spec."),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), [
+    ((FWD, "layernorm.fwd:d=x"), "'d' is expected to be a whole number"),
+    ((FWD, BWD, "--schedule", "rows_per_block=3"), "schedule 'form="),
+    ((FWD, "--arch", "sm_90,sm_1"),
+     "arch is expected to be a list such as sm_80,sm_90+ptx, got 'sm_1'; lngen doctor"),
+    ((FWD, "--arch", ","), "a build is expected to be for one arch at least, got none; add for example sm_90."),
+    ((FWD, "--arch", "sm_999"), "Unknown arch 'sm_999'"),
+    ((FWD, "--emit", "cu,so"),
+     "there is no kind of file 'so', expected cu, ptx, cubin, fatbin, vectors, c, cmake."),
+    ((FWD, "--emit", ""), "there is no kind of file ''"),
+    ((FWD, "--emit", "vectors"), "vectors are expected beside kernels; emit cu, ptx, cubin or fatbin as well."),
+    ((FWD, "--emit", "cu", "--arch", "sm_90+ptx"),
+     "needs compiled kernels; emit ptx, cubin or fatbin, or drop +ptx."),
+    ((FWD, "--rows", "1,few"),
+     "rows is expected to be 'all', or a list of numbers from 0 on and 'many', got 'few'."),
+    ((FWD, "--rows", "-1"), "got '-1'."),
+    ((FWD, "--device", "t4", "--arch", "sm_80"),
+     "device t4 is of sm_75, which is not built for; add it to the archs."),
+    ((FWD, "--device", "h20"), "There is no device 'h20', expected one of"),
+    ((FWD, "--lock", "nowhere.toml"), "nowhere.toml"),
+    ((), "Missing argument 'SPEC...': name a spec."),
+])  # fmt: skip
 def test_what_fails_leaves_nothing(tmp_path: Path, args: tuple[str, ...], message: str) -> None:
     done = call("build", *args, "--out", tmp_path / "out")
     assert (done.exit_code, done.stdout) == (2, "")

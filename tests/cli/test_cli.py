@@ -1,7 +1,5 @@
 """If these fail, a command is missing, loads too much, or judges wrongly: check, doctor, and the table for tuning."""
 
-from __future__ import annotations
-
 import json
 import sys
 import types
@@ -23,11 +21,6 @@ from lngen.spec import Spec
 ROOT = Path(__file__).resolve().parents[2]
 FWD = "layernorm.fwd:d=64,dtype=f32"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
-
-
-@pytest.fixture
-def compiler() -> None:
-    pytest.importorskip("cupy")
 
 
 needs_nvrtc = pytest.mark.usefixtures("compiler")
@@ -104,16 +97,13 @@ def test_check_runs() -> None:
     assert "0 failed" in prints("check", FWD, BWD, "--rows", "0,3", "--on", "interpreter")
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("--rows 1,x", "expected whole numbers, separated by commas, each from 0"),
-        ("--rows -1", "expected whole numbers"),
-        ("--schedules 0", "expected a whole number from 1 to 1000, got '0'"),
-        ("--arch sm_80,sm_90", "check takes one --arch"),
-        ("--on cpu", "'cpu' is not one of"),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), [
+    ("--rows 1,x", "expected whole numbers, separated by commas, each from 0"),
+    ("--rows -1", "expected whole numbers"),
+    ("--schedules 0", "expected a whole number from 1 to 1000, got '0'"),
+    ("--arch sm_80,sm_90", "check takes one --arch"),
+    ("--on cpu", "'cpu' is not one of"),
+])  # fmt: skip
 def test_check_rejects_nonsense(args: str, message: str) -> None:
     assert message in fails(2, "check", FWD, *args.split())
 

@@ -1,7 +1,5 @@
 """If these fail, some request, graph text or .npy file ends in a traceback and not in a sentence."""
 
-from __future__ import annotations
-
 import io
 import os
 import warnings
@@ -103,7 +101,6 @@ def options_of(name: str) -> list[click.Option]:
     command = cli.get_command(click.Context(cli), name)
     if isinstance(command, click.Group):
         command = command.get_command(click.Context(cli), "list")
-    assert command is not None
     return [p for p in command.params if isinstance(p, click.Option)]
 
 
@@ -219,11 +216,9 @@ def npy(array: Any) -> bytes:
 
 
 WHOLE = (
-    npy(np.ones((2, 8), np.float32)),
-    npy(np.asfortranarray(np.ones((3, 8), np.float32))),
-    npy(np.zeros((0, 8))),
+    npy(np.ones((2, 8), np.float32)), npy(np.asfortranarray(np.ones((3, 8), np.float32))), npy(np.zeros((0, 8))),
     npy(np.float32(1)),
-)
+)  # fmt: skip
 
 
 def header_text(descr: str, order: str, shape: str) -> str:

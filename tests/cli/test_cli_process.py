@@ -1,7 +1,5 @@
 """If these fail, the process ends with a wrong exit code, writes to a wrong stream, or imports foreign modules."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -48,16 +46,10 @@ def run(
 # ---- streams ----
 
 
-@pytest.mark.parametrize(
-    ("args", "where"),
-    [
-        (("list",), ">/dev/full"),
-        (("list", "--json"), ">&- <&-"),
-        (("show", FWD, "--stage", "graph"), ">/dev/full"),
-        (("show", FWD, "--stage", "graph"), ">&-"),
-        (("--help",), ">&-"),
-    ],
-)
+@pytest.mark.parametrize(("args", "where"), [
+    (("list",), ">/dev/full"), (("list", "--json"), ">&- <&-"), (("show", FWD, "--stage", "graph"), ">/dev/full"),
+    (("--help",), ">&-"),
+])  # fmt: skip
 def test_output_that_cannot_be_written_is_a_sentence(args: tuple[str, ...], where: str) -> None:
     done = run(*args, shell=where)
     why = "No space left on device" if "full" in where else "Bad file descriptor"
@@ -111,17 +103,14 @@ LONG, LONG_WORDS = "z" * 3000, "z y " * 800
 
 
 @pytest.mark.parametrize("long", [LONG, LONG_WORDS], ids=["word", "words"])
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{}", "--{}", "show {}.fwd:d=8", "show rmsnorm.fwd:d={}", "show rmsnorm.fwd:{}=1", "show rmsnorm.fwd:d=8 {}",
-        *(f"show rmsnorm.fwd:d=8 {option}" for option in (
-            "--stage {}", "--rows {}", "--schedule {}", "--schedule threads={}", "--out {}"
-        )),
-        "check long.graph.fwd:d=8", "check absent_{}:f.fwd:d=8", "conform --callable {}", "bench --shapes {}",
-        "run rmsnorm.fwd:d=8 --in {}", "tune rmsnorm.fwd:d=8 --budget {}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "{}", "--{}", "show {}.fwd:d=8", "show rmsnorm.fwd:d={}", "show rmsnorm.fwd:{}=1", "show rmsnorm.fwd:d=8 {}",
+    *(f"show rmsnorm.fwd:d=8 {option}" for option in (
+        "--stage {}", "--rows {}", "--schedule {}", "--schedule threads={}", "--out {}"
+    )),
+    "check long.graph.fwd:d=8", "check absent_{}:f.fwd:d=8", "conform --callable {}", "bench --shapes {}",
+    "run rmsnorm.fwd:d=8 --in {}", "tune rmsnorm.fwd:d=8 --budget {}",
+])  # fmt: skip
 def test_no_error_echoes_more_than_200_characters(
     line: str, long: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,13 +123,10 @@ def test_no_error_echoes_more_than_200_characters(
     assert (done.exit_code, max(map(len, echoes), default=0) <= 200) == (2, True), done.stderr
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "build rmsnorm.fwd:d=8 --out {}", "build rmsnorm.fwd:d=8 --out out --lock {}", "bench --from {}",
-        "tune rmsnorm.fwd:d=8 --database {}", "generated --time --against {}",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("line", [
+    "build rmsnorm.fwd:d=8 --out {}", "build rmsnorm.fwd:d=8 --out out --lock {}", "bench --from {}",
+    "tune rmsnorm.fwd:d=8 --database {}", "generated --time --against {}",
+])  # fmt: skip
 @pytest.mark.parametrize("name", ["a\0b", "a\0b/c"])
 def test_a_name_with_a_nul_is_a_usage_error(line: str, name: str) -> None:
     done = call(*(arg.replace("{}", name) for arg in line.split()))
@@ -160,22 +146,16 @@ def test_the_process_ends_with_the_exit_code(spec: str, code: int) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "message"),
-    [
-        (ArrayError("no array."), 2, "error: no array.\n"),
-        (MemoryError("Unable to allocate 1 TiB"), 3, "error: there is not enough memory (Unable to allocate 1 TiB)"),
-        (FileNotFoundError(2, "No such file", "a"), 2, "error: 'a' cannot be used: No such file.\n"),
-        (RecursionError("too deep"), 70, "error: internal error of lngen (RecursionError: too deep)"),
-        (OSError(5, "Input/output error"), 70, "error: internal error of lngen (OSError: [Errno 5]"),
-        (EOFError(), 70, "error: internal error of lngen (EOFError: it has no message)"),
-        (
-            ValueError("two\nlines"),
-            70,
-            "error: internal error of lngen (ValueError: two lines); please report it with the output of",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("error", "code", "message"), [
+    (ArrayError("no array."), 2, "error: no array.\n"),
+    (MemoryError("Unable to allocate 1 TiB"), 3, "error: there is not enough memory (Unable to allocate 1 TiB)"),
+    (FileNotFoundError(2, "No such file", "a"), 2, "error: 'a' cannot be used: No such file.\n"),
+    (RecursionError("too deep"), 70, "error: internal error of lngen (RecursionError: too deep)"),
+    (OSError(5, "Input/output error"), 70, "error: internal error of lngen (OSError: [Errno 5]"),
+    (EOFError(), 70, "error: internal error of lngen (EOFError: it has no message)"),
+    (ValueError("two\nlines"), 70,
+     "error: internal error of lngen (ValueError: two lines); please report it with the output of"),
+])  # fmt: skip
 @pytest.mark.parametrize("level", ["0", "5", "nonsense"])
 def test_each_error_has_its_exit_code(
     monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str, level: str
@@ -205,7 +185,6 @@ def test_the_reference_lists_every_exit_code() -> None:
 
 def interrupted(child: subprocess.Popen[str], started: str) -> tuple[int, str]:
     """The exit code and the messages of a process that gets a SIGINT once it has said ``started``."""
-    assert child.stdout is not None
     assert child.stdout.readline() == f"{started}\n"
     time.sleep(0.1)
     child.send_signal(signal.SIGINT)
@@ -226,8 +205,7 @@ def test_an_interrupt_of_a_command() -> None:
     assert (code_, "Traceback" in err) == (130, False)
 
 
-@pytest.mark.parametrize("how", [MODULE, SCRIPT])
-@pytest.mark.parametrize("module", ["click", "platformdirs"])
+@pytest.mark.parametrize(("how", "module"), [(MODULE, "click"), (SCRIPT, "platformdirs")])
 def test_an_interrupt_while_modules_are_imported(tmp_path: Path, how: tuple[str, ...], module: str) -> None:
     slow = "import time\nprint('importing', flush=True)\ntry:\n    time.sleep(60)\nexcept BaseException:\n    pass\n"
     (tmp_path / f"{module}.py").write_text(slow)
@@ -277,15 +255,12 @@ def trapped(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("imported-*"))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "doctor",
-        "conform rmsnorm.fwd:d=8 --device cpu --cases ordinary",
-        "conform --callable torch-layernorm --device cpu --cases ordinary",
-        "show layernorm.fwd:d=64 --stage resources",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "doctor",
+    "conform rmsnorm.fwd:d=8 --device cpu --cases ordinary",
+    "conform --callable torch-layernorm --device cpu --cases ordinary",
+    "show layernorm.fwd:d=64 --stage resources",
+])  # fmt: skip
 def test_nothing_is_imported_from_the_current_folder(traps: Path, line: str) -> None:
     if "torch" in line:
         pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """If these fail, a number that is typed is read as another one, in a spec, a schedule or an option."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -50,11 +48,6 @@ def test_what_is_a_number() -> None:
     assert (whole("3", 4), whole("5", 4, 4), whole("4", 4, 4)) == (None, None, 4)
     assert decimal("1e-5") == decimal("0.00001") == decimal(".1E-4") == decimal(np.float64(1e-5)) == 1e-5
     assert str(decimal(-0.0)) == "0.0"
-
-
-@pytest.mark.parametrize(("arch", "there"), [("sm_90", 90), ("sm_90a", 90), ("sm_120", 120)])
-def test_the_capability_of_an_arch(arch: str, there: int) -> None:
-    assert capability(arch) == there
 
 
 @pytest.mark.parametrize("arch", ["", "sm_", "sm_²", "sm_\uff190", "90", "hopper", "sm_" + "9" * 400])

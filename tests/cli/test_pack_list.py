@@ -1,7 +1,5 @@
 """If these fail, pack list names other kernels than a launcher takes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

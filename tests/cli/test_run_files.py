@@ -1,7 +1,5 @@
 """If these fail, ``lngen run`` computes other bits than the interpreter, or misreads a file."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -127,19 +125,12 @@ def test_run_passes_an_eps_by_value(tmp_path: Path, on: str, eps: str) -> None:
     assert np.load(tmp_path / "y.npy").tobytes() == interpret(spec.graph(), arrays)["y"].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("spec", "option", "message"),
-    [
-        ("rmsnorm.fwd:d=64,dtype=f32,eps=run", [], "takes eps when it runs, which is missing; add for example --eps"),
-        (
-            FWD,
-            ["--eps", "1e-6"],
-            f"--eps: '{FWD}' does not take eps when it runs; leave --eps out, or give a spec with",
-        ),
-        (FWD, ["--eps", "nan"], "expected a finite number, got 'nan'."),
-        (FWD, ["--eps", "--1"], "expected a finite number, got '--1'."),
-    ],
-)
+@pytest.mark.parametrize(("spec", "option", "message"), [
+    ("rmsnorm.fwd:d=64,dtype=f32,eps=run", [], "takes eps when it runs, which is missing; add for example --eps"),
+    (FWD, ["--eps", "1e-6"], f"--eps: '{FWD}' does not take eps when it runs; leave --eps out, or give a spec with"),
+    (FWD, ["--eps", "nan"], "expected a finite number, got 'nan'."),
+    (FWD, ["--eps", "--1"], "expected a finite number, got '--1'."),
+])  # fmt: skip
 def test_run_refuses_an_eps(tmp_path: Path, spec: str, option: list[str], message: str) -> None:
     given = ["--in", f"x={tmp_path}/x.npy", "--out", f"y={tmp_path}/y.npy"]
     assert message in fails(2, "run", spec, *given, *option)
@@ -174,31 +165,28 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"--in": "x={0}/x.npy"}, "--in: 'gamma' is missing; layernorm.fwd:d=64,dtype=f32 takes x: f32[M"),
-        ({"--in": "{in},z={0}/x.npy"}, "--in: there is no 'z', expected x, gamma, beta."),
-        ({"--in": "{in},x={0}/x.npy"}, "--in: 'x' is given twice."),
-        ({"--in": "x"}, "--in: expected 'name=file.npy', got 'x'."),
-        ({"--out": "y="}, "--out: expected 'name=file.npy', got 'y='."),
-        ({"--out": "dx={0}/y.npy"}, "--out: there is no 'dx', expected y, mean, rstd."),
-        ({"--out": "y={0}/y.npy,y={0}/z.npy"}, "--out: 'y' is given twice."),
-        ({"--out": "y={0}/y.npy,mean={0}/y.npy"}, "--out: two results are given the same file."),
-        ({"--out": "y={0}/no/y.npy"}, "there is no folder"),
-        ({"x": "absent"}, "'x': cannot read"),
-        ({"x": "text"}, "is not a complete .npy file of numbers"),
-        ({"x": "cut"}, "is not a complete .npy file of numbers"),
-        ({"x": "objects"}, "is not a complete .npy file of numbers"),
-        ({"x": "archive"}, "is not a complete .npy file of numbers"),
-        ({"x": "f64"}, "is expected to hold float32, got float64."),
-        ({"x": "big-endian"}, "is expected to hold float32, got >f4."),
-        ({"x": "narrow"}, "to have shape (..., 64), the spec's D last, got (6, 63)."),
-        ({"x": "scalar"}, "to have shape (..., 64), the spec's D last, got ()."),
-        ({"gamma": "narrow"}, "'gamma' is expected to have shape (64,), got (6, 63)."),
-        ({"--schedule": f"{ALL_KEYS},threads=3"}, "threads is a power of two"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "message"), [
+    ({"--in": "x={0}/x.npy"}, "--in: 'gamma' is missing; layernorm.fwd:d=64,dtype=f32 takes x: f32[M"),
+    ({"--in": "{in},z={0}/x.npy"}, "--in: there is no 'z', expected x, gamma, beta."),
+    ({"--in": "{in},x={0}/x.npy"}, "--in: 'x' is given twice."),
+    ({"--in": "x"}, "--in: expected 'name=file.npy', got 'x'."),
+    ({"--out": "y="}, "--out: expected 'name=file.npy', got 'y='."),
+    ({"--out": "dx={0}/y.npy"}, "--out: there is no 'dx', expected y, mean, rstd."),
+    ({"--out": "y={0}/y.npy,y={0}/z.npy"}, "--out: 'y' is given twice."),
+    ({"--out": "y={0}/y.npy,mean={0}/y.npy"}, "--out: two results are given the same file."),
+    ({"--out": "y={0}/no/y.npy"}, "there is no folder"),
+    ({"x": "absent"}, "'x': cannot read"),
+    ({"x": "text"}, "is not a complete .npy file of numbers"),
+    ({"x": "cut"}, "is not a complete .npy file of numbers"),
+    ({"x": "objects"}, "is not a complete .npy file of numbers"),
+    ({"x": "archive"}, "is not a complete .npy file of numbers"),
+    ({"x": "f64"}, "is expected to hold float32, got float64."),
+    ({"x": "big-endian"}, "is expected to hold float32, got >f4."),
+    ({"x": "narrow"}, "to have shape (..., 64), the spec's D last, got (6, 63)."),
+    ({"x": "scalar"}, "to have shape (..., 64), the spec's D last, got ()."),
+    ({"gamma": "narrow"}, "'gamma' is expected to have shape (64,), got (6, 63)."),
+    ({"--schedule": f"{ALL_KEYS},threads=3"}, "threads is a power of two"),
+])  # fmt: skip
 def test_run_says_what_is_wrong_before_it_computes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str], message: str
 ) -> None:
@@ -239,14 +227,11 @@ def test_only_what_is_asked_for_is_written_or_nothing(tmp_path: Path) -> None:
 # ---- files ----
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "shape", "message"),
-    [
-        ("x", np.float64, (2**20, 64), "is expected to hold float32, got float64."),
-        ("x", np.float32, (2**20, 63), "to have shape (..., 64), the spec's D last, got (1048576, 63)."),
-        ("gamma", np.float32, (2**26,), "'gamma' is expected to have shape (64,), got (67108864,)."),
-    ],
-)
+@pytest.mark.parametrize(("name", "dtype", "shape", "message"), [
+    ("x", np.float64, (2**20, 64), "is expected to hold float32, got float64."),
+    ("x", np.float32, (2**20, 63), "to have shape (..., 64), the spec's D last, got (1048576, 63)."),
+    ("gamma", np.float32, (2**26,), "'gamma' is expected to have shape (64,), got (67108864,)."),
+])  # fmt: skip
 def test_run_reads_no_elements_before_all_headers_are_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, dtype: Any, shape: tuple[int, ...], message: str
 ) -> None:

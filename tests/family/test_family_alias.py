@@ -1,7 +1,5 @@
 """If these fail, a result in an input's place (h over residual, dx over dy, a sum) is wrong on the PTX executor."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -88,24 +86,16 @@ def test_the_stream_over_the_residual_on_a_gpu(spec: str, monkeypatch: pytest.Mo
 
 ADDED = [
     ("layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta", "form=registers,threads=64,rows_per_block=8,vec=8"),
-    (
-        "layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta,blocks=2",
-        "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes",
-    ),
-    (
-        "add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma",
-        "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes",
-    ),
-    (
-        "add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma,blocks=2",
-        "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes",
-    ),
+    ("layernorm.bwd:d=1000,dtype=bf16,accumulate=gamma+beta,blocks=2",
+     "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes"),
+    ("add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma",
+     "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"),
+    ("add_rmsnorm.bwd:d=1000,dtype=bf16,accumulate=gamma,blocks=2",
+     "form=cp_async,threads=64,rows_per_block=8,vec=8,stages=2,single_launch=yes"),
     ("rmsnorm.bwd:d=8200,dtype=bf16,accumulate=gamma,blocks=2", "form=multipass,threads=256,rows_per_block=1,vec=8"),
-    (
-        "gated_rmsnorm.bwd:d=1000,dtype=f16,accumulate=gamma,blocks=2",
-        "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes",
-    ),
-]
+    ("gated_rmsnorm.bwd:d=1000,dtype=f16,accumulate=gamma,blocks=2",
+     "form=registers,threads=64,rows_per_block=8,vec=8,single_launch=yes"),
+]  # fmt: skip
 
 
 @sampling.rotating(("spec", "schedule"), ADDED)
@@ -130,31 +120,21 @@ def test_sums_are_added_by_one_launch(times: int) -> None:
     assert wrong(plan_of(spec, schedule), {"dgamma": "dgamma_in", "dbeta": "dbeta_in"}, times) == []
 
 
-@pytest.mark.parametrize(
-    ("d", "schedule"),
-    [
-        (1000, "form=registers,threads=64,rows_per_block=4,vec=4"),
-        (8200, "form=multipass,threads=256,rows_per_block=1,vec=4"),
-    ],
-)
+@pytest.mark.parametrize(("d", "schedule"), [
+    (1000, "form=registers,threads=64,rows_per_block=4,vec=4"),
+    (8200, "form=multipass,threads=256,rows_per_block=1,vec=4"),
+])  # fmt: skip
 def test_a_gradient_with_rows_is_added_in_place(d: int, schedule: str) -> None:
     plan = plan_of(f"add_rmsnorm.bwd:d={d},accumulate=residual,blocks=2", schedule)
     assert wrong(plan, {"dresidual": "dresidual_in"}) == []
 
 
 GRADIENTS = [
-    ("add_layernorm", "dx", "dy"),
-    ("add_rmsnorm", "dx", "dh"),
-    ("parallel_rmsnorm", "dx", "dy1"),
-    ("gated_layernorm", "dx", "dy"),
-    ("gated_rmsnorm", "dz", "dy"),
-    ("layernorm_sigmoid_mul", "dx", "dy"),
-    ("rmsnorm_act", "dx", "x"),
-    ("l2norm", "dx", "dy"),
-    ("softmax", "dx", "dy"),
-    ("log_softmax", "dx", "dy"),
+    ("add_layernorm", "dx", "dy"), ("add_rmsnorm", "dx", "dh"), ("parallel_rmsnorm", "dx", "dy1"),
+    ("gated_layernorm", "dx", "dy"), ("gated_rmsnorm", "dz", "dy"), ("layernorm_sigmoid_mul", "dx", "dy"),
+    ("rmsnorm_act", "dx", "x"), ("l2norm", "dx", "dy"), ("softmax", "dx", "dy"), ("log_softmax", "dx", "dy"),
     ("cross_entropy", "dx", "x"),
-]
+]  # fmt: skip
 
 
 @sampling.rotating(("name", "result", "over"), GRADIENTS)

@@ -5,8 +5,6 @@ out. Their reciprocal roots and sums are torch's, so a row's factor may differ b
 few results by one of their own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """If these fail, the formulas in torch do not see a plausible mistake in a graph of the family, or see one in none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import sampling

@@ -1,7 +1,5 @@
 """If these fail, a caller of a member gets results in a wrong place or order, or saved values lose bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -161,16 +159,13 @@ def test_out_of_the_stream_over_the_residual() -> None:
 # ---- accumulate ----
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "accumulate"),
-    [
-        ("layernorm", {}, "gamma+beta"),
-        ("rmsnorm", {"dtype": "bf16"}, "gamma"),
-        ("add_rmsnorm", {"dtype": "bf16", "colscale": True}, "colscale+gamma"),
-        ("add_layernorm", {"dtype": "bf16"}, "residual"),
-        ("gated_rmsnorm", {"dtype": "f16"}, "x+gamma"),
-    ],
-)
+@pytest.mark.parametrize(("name", "keys", "accumulate"), [
+    ("layernorm", {}, "gamma+beta"),
+    ("rmsnorm", {"dtype": "bf16"}, "gamma"),
+    ("add_rmsnorm", {"dtype": "bf16", "colscale": True}, "colscale+gamma"),
+    ("add_layernorm", {"dtype": "bf16"}, "residual"),
+    ("gated_rmsnorm", {"dtype": "f16"}, "x+gamma"),
+])  # fmt: skip
 def test_gradients_are_added_as_a_caller_would_add_them(name: str, keys: dict[str, Any], accumulate: str) -> None:
     """In f32, to the gradient before it is rounded to the weight's dtype."""
     norm = norm_of(name, **keys, accumulate=accumulate)
@@ -455,15 +450,10 @@ def product_of_two(b: GraphBuilder) -> None:
     b.output("y", (x * 3.0).tanh() * ((z + w) * 3.0).tanh())
 
 
-@pytest.mark.parametrize(
-    ("graph", "keys"),
-    [
-        ("parallel_rmsnorm", {"zero_centred": True}),
-        ("parallel_layernorm", {"zero_centred": True}),
-        (sum_of_two, {}),
-        (product_of_two, {}),
-    ],
-)
+@pytest.mark.parametrize(("graph", "keys"), [
+    ("parallel_rmsnorm", {"zero_centred": True}), ("parallel_layernorm", {"zero_centred": True}), (sum_of_two, {}),
+    (product_of_two, {}),
+])  # fmt: skip
 def test_what_backward_repeats_is_not_taken_for_rebuilt(graph: Any, keys: dict[str, Any]) -> None:
     """Equal constants of forward are one in backward; a weight of any size is allowed."""
     norm = lngen.compile(graph, d=D, dtype="bf16", **keys)

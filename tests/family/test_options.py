@@ -1,7 +1,5 @@
 """If these fail, a key of a spec is taken wrongly, or what is refused is not said in the right words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -32,42 +30,35 @@ def own(describe: Describe, direction: str = "fwd", **keys: object) -> Spec:
 # ---- what a description declares ----
 
 
-@pytest.mark.parametrize(
-    ("describe", "message"),
-    [
-        (
-            lambda b: b.flag("fast-er", True),
-            "an option is expected to be called by words of letters and digits, one underscore between two, got "
-            "'fast-er'.",
-        ),
-        (
-            lambda b: b.option("two__words", 1.0),
-            "an option is expected to be called by words of letters and digits, one underscore between two, got "
-            "'two__words'.",
-        ),
-        (
-            lambda b: b.option("way", "a", ("a", "b-c")),
-            "the values of 'way' are expected to be lower-case words of letters and digits, one underscore between "
-            "two, got 'b-c'.",
-        ),
-        (
-            lambda b: b.option("way", "A", ("A",)),
-            "the values of 'way' are expected to be lower-case words of letters and digits, one underscore between "
-            "two, got 'A'.",
-        ),
-        (lambda b: b.option("way", "c", ("a", "b")), "the default of 'way' is expected to be one of a, b, got 'c'."),
-        (lambda b: b.option("size", "two"), "the default of 'size' is expected to be a number, got 'two'."),
-        (lambda b: b.option("size", 1e31), "the default of 'size' is expected to be a number, got 1e+31."),
-        (
-            lambda b: (b.flag("twice", True), b.option("twice", 1.0)),
-            "the option 'twice' is declared twice; give one another name.",
-        ),
-        (
-            lambda b: (b.optional_input("z", D), b.flag("z", True)),
-            "the option 'z' is declared twice; give one another name.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("describe", "message"), [
+    (
+        lambda b: b.flag("fast-er", True),
+        "an option is expected to be called by words of letters and digits, one underscore between two, got "
+        "'fast-er'.",
+    ),
+    (
+        lambda b: b.option("two__words", 1.0),
+        "an option is expected to be called by words of letters and digits, one underscore between two, got "
+        "'two__words'.",
+    ),
+    (
+        lambda b: b.option("way", "a", ("a", "b-c")),
+        "the values of 'way' are expected to be lower-case words of letters and digits, one underscore between "
+        "two, got 'b-c'.",
+    ),
+    (
+        lambda b: b.option("way", "A", ("A",)),
+        "the values of 'way' are expected to be lower-case words of letters and digits, one underscore between "
+        "two, got 'A'.",
+    ),
+    (lambda b: b.option("way", "c", ("a", "b")), "the default of 'way' is expected to be one of a, b, got 'c'."),
+    (lambda b: b.option("size", "two"), "the default of 'size' is expected to be a number, got 'two'."),
+    (lambda b: b.option("size", 1e31), "the default of 'size' is expected to be a number, got 1e+31."),
+    (lambda b: (b.flag("twice", True), b.option("twice", 1.0)),
+     "the option 'twice' is declared twice; give one another name."),
+    (lambda b: (b.optional_input("z", D), b.flag("z", True)),
+     "the option 'z' is declared twice; give one another name."),
+])  # fmt: skip
 def test_a_wrong_declaration(describe: Describe, message: str) -> None:
     with pytest.raises(VerifyError) as error:
         own(describe)
@@ -171,33 +162,24 @@ def test_a_wrong_text(text: str, message: str) -> None:
     assert str(error.value) == f"spec '{text}': {message}"
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "message"),
-    [
-        ("layernorm", {"gamma": None}, "'gamma' is expected to be yes or no, got None; gamma=no leaves it out."),
-        ("rmsnorm", {"casts": None}, "'casts' is expected to be one of once, llama, gemma, t5, got None."),
-        ("softmax", {"scale": None}, "'scale' is expected to be a number, got None."),
-        ("layernorm", {"wrt": ()}, "'wrt' is expected to be one of x, gamma, beta at least, got none."),
-        ("layernorm", {"accumulate": []}, "'accumulate' is expected to be one of x, gamma, beta at least, got none."),
-        *(
-            ("layernorm", {key: np.array(3)}, f"there is no {key} '3', expected one of {known}.")
-            for key, known in (
-                ("wrt", "x, gamma, beta"),
-                ("accumulate", "x, gamma, beta"),
-                ("of", "y, mean, rstd"),
-                ("save", "stats, none, y, mean, rstd"),
-            )
-        ),
-        (
-            "layernorm",
-            {"save": np.array([1, 2])},
-            "there is no save '[1 2]', expected one of stats, none, y, mean, rstd.",
-        ),
-        ("layernorm", {"blocks": 10**5000}, "'blocks' is expected to be a whole number from 1 to 4096, got '<int>'."),
-        ("layernorm", {"wrt": b"x"}, "there is no wrt 'b'x'', expected one of x, gamma, beta."),
-        ("layernorm", {"gamma": "n" * 201}, f"there is no gamma '{'n' * 197}...', expected one of yes, no."),
-    ],
-)
+@pytest.mark.parametrize(("name", "keys", "message"), [
+    ("layernorm", {"gamma": None}, "'gamma' is expected to be yes or no, got None; gamma=no leaves it out."),
+    ("rmsnorm", {"casts": None}, "'casts' is expected to be one of once, llama, gemma, t5, got None."),
+    ("softmax", {"scale": None}, "'scale' is expected to be a number, got None."),
+    ("layernorm", {"wrt": ()}, "'wrt' is expected to be one of x, gamma, beta at least, got none."),
+    ("layernorm", {"accumulate": []}, "'accumulate' is expected to be one of x, gamma, beta at least, got none."),
+    *(
+        ("layernorm", {key: np.array(3)}, f"there is no {key} '3', expected one of {known}.")
+        for key, known in (
+            ("wrt", "x, gamma, beta"), ("accumulate", "x, gamma, beta"), ("of", "y, mean, rstd"),
+            ("save", "stats, none, y, mean, rstd"),
+        )
+    ),
+    ("layernorm", {"save": np.array([1, 2])}, "there is no save '[1 2]', expected one of stats, none, y, mean, rstd."),
+    ("layernorm", {"blocks": 10**5000}, "'blocks' is expected to be a whole number from 1 to 4096, got '<int>'."),
+    ("layernorm", {"wrt": b"x"}, "there is no wrt 'b'x'', expected one of x, gamma, beta."),
+    ("layernorm", {"gamma": "n" * 201}, f"there is no gamma '{'n' * 197}...', expected one of yes, no."),
+])  # fmt: skip
 def test_a_wrong_object(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError) as error:
         lngen.compile(name, d=8, **keys)
@@ -269,20 +251,13 @@ def test_a_graph_as_given_has_its_dtypes() -> None:
 # ---- results that stand for inputs ----
 
 
-@pytest.mark.parametrize(
-    ("text", "needed", "equation"),
-    [
-        ("gated_layernorm.bwd:d=8,save=y", "'x', 'z'", "%gated : f32[M, D] = mul %y32, %gate"),
-        ("rmsnorm_act.bwd:d=8,save=y", "'x'", "%silu_scaled : f32[M, D] = silu %scaled"),
-        ("add_layernorm.bwd:d=8,save=y,rowscale=yes,h=no", "'x'", "%total : f32[M, D] = add %x_rows, %residual32"),
-        (
-            "add_rmsnorm.bwd:d=8,save=y,rowscale=yes,residual=no,h=no",
-            "'x'",
-            "%x_rows : f32[M, D] = mul %x32, %rowscale32",
-        ),
-        ("rmsnorm_sigmoid_mul.bwd:d=8,save=y", "'x'", "%gated : f32[M, D] = mul %x32, %sigmoid_scaled"),
-    ],
-)
+@pytest.mark.parametrize(("text", "needed", "equation"), [
+    ("gated_layernorm.bwd:d=8,save=y", "'x', 'z'", "%gated : f32[M, D] = mul %y32, %gate"),
+    ("rmsnorm_act.bwd:d=8,save=y", "'x'", "%silu_scaled : f32[M, D] = silu %scaled"),
+    ("add_layernorm.bwd:d=8,save=y,rowscale=yes,h=no", "'x'", "%total : f32[M, D] = add %x_rows, %residual32"),
+    ("add_rmsnorm.bwd:d=8,save=y,rowscale=yes,residual=no,h=no", "'x'", "%x_rows : f32[M, D] = mul %x32, %rowscale32"),
+    ("rmsnorm_sigmoid_mul.bwd:d=8,save=y", "'x'", "%gated : f32[M, D] = mul %x32, %sigmoid_scaled"),
+])  # fmt: skip
 def test_a_result_that_cannot_stand_for_an_input(text: str, needed: str, equation: str) -> None:
     """A factor of the row is none of the weights: where it is 0, as stochastic depth has it, the row is lost."""
     with pytest.raises(SpecError) as error:

@@ -1,7 +1,5 @@
 """If these fail, a kernel that takes eps by value has other bits than the same kernel with that eps baked in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -32,7 +30,6 @@ F32 = DType.F32
 NAMES = [n for n, graph in GRAPHS.items() if graph.builder(Options(F32, F32, F32)).takes_eps]
 WAYS = ("fwd", "bwd")
 LONG = 70000  # elements of a row that has segments
-EPS = (1e-5, 1e-6, 1e-12, 0.0, 0.5, -0.25)
 ODD = 0.0123  # an eps that no other constant of a graph equals
 
 
@@ -133,37 +130,11 @@ def test_long_rows_with_an_eps_of_zero_are_right_all_the_same(eps: float) -> Non
         np.testing.assert_allclose(found["y"], want, rtol=2e-6, atol=2e-6)
 
 
-# ---- bits: the interpreter ----
+# ---- bits ----
 
 
 def without_numbers(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Array]:
     return {v.name: inputs[v.name] for v in spec.graph().tensors}
-
-
-# Graphs without functions, which are defined in f32 only.
-F64 = ("layernorm", "rmsnorm", "l2norm", "add_layernorm", "add_rmsnorm", "parallel_layernorm", "parallel_rmsnorm")
-BITS = [(name, keys) for name in NAMES for keys in ("", "save=none", "dtype=bf16")]
-BITS += [(name, "dtype=f64,save=none") for name in F64]
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("name", "keys"), BITS)
-def test_the_interpreter_gives_the_bits_of_the_baked_eps(name: str, way: str, keys: str) -> None:
-    if (
-        "f64" in keys
-        and not any(part in name for part in ("add_", "parallel_"))
-        and name not in ("layernorm", "rmsnorm", "l2norm")
-    ):
-        pytest.skip("the graph has functions of f32 alone")
-    for guard in ("guard=add", "guard=max") if name == "l2norm" else ("",):
-        spec = run_time(text(name, way, ",".join(filter(None, (keys, guard))), 40))
-        found = []
-        for eps in EPS:
-            inputs = random_inputs(spec, 3, eps=eps)
-            found.append(interpret(spec.graph(), inputs))
-            assert not mismatches(found[-1], interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))), eps
-        if spec.graph().by_value and guard != "guard=max":
-            assert mismatches(found[0], found[4])
 
 
 def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
@@ -174,9 +145,6 @@ def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
     assert value == np.float32(0.1 * 0.1) != np.float32(0.1) * np.float32(0.1)
     assert values_of(graph, 0.0)["eps2"] == np.float32(2.0**-126)
     assert values_of(graph, 1e200)["eps2"] == np.inf
-
-
-# ---- bits: PTX ----
 
 
 @cache
@@ -279,14 +247,11 @@ def unused(b: GraphBuilder) -> None:
     b.output("y", x + b.eps() if b.flag("raised", True) else x)
 
 
-@pytest.mark.parametrize(
-    ("describe", "keys", "error", "message"),
-    [
-        (squared, {}, VerifyError, r"with eps=run options\.eps is no number: write b\.eps\(\), or b\.from_eps\("),
-        (unused, {"raised": False}, SpecError, r"the graph uses no eps with these options; leave eps=run away\.$"),
-        (lambda b: b.from_eps("e", "cube"), {}, VerifyError, "one of the rules eps, eps_squared, got 'cube'"),
-    ],
-)
+@pytest.mark.parametrize(("describe", "keys", "error", "message"), [
+    (squared, {}, VerifyError, r"with eps=run options\.eps is no number: write b\.eps\(\), or b\.from_eps\("),
+    (unused, {"raised": False}, SpecError, r"the graph uses no eps with these options; leave eps=run away\.$"),
+    (lambda b: b.from_eps("e", "cube"), {}, VerifyError, "one of the rules eps, eps_squared, got 'cube'"),
+])  # fmt: skip
 def test_what_a_description_cannot_do(
     describe: object, keys: dict[str, object], error: type[Exception], message: str
 ) -> None:
@@ -308,14 +273,11 @@ def test_the_text_of_a_graph_has_its_numbers() -> None:
         make_spec(Definition.from_graph(parse_spec("layernorm.fwd:d=8").forward()), "fwd", {"d": 8, "eps": "run"})
 
 
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("softmax.fwd:d=8,eps=run", "there is no key 'eps'"),
-        ("layernorm.bwd:d=8,eps=run,wrt=eps", "there is no wrt 'eps', expected one of x, gamma, beta"),
-        ("layernorm.bwd:d=8,eps=rum", "'eps' is expected to be a number from 0 to 1, or run, got 'rum'"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "message"), [
+    ("softmax.fwd:d=8,eps=run", "there is no key 'eps'"),
+    ("layernorm.bwd:d=8,eps=run,wrt=eps", "there is no wrt 'eps', expected one of x, gamma, beta"),
+    ("layernorm.bwd:d=8,eps=rum", "'eps' is expected to be a number from 0 to 1, or run, got 'rum'"),
+])  # fmt: skip
 def test_a_wrong_spec_is_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         parse_spec(spec)

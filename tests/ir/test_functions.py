@@ -1,7 +1,5 @@
 """If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 
@@ -271,14 +269,6 @@ def test_gates_and_softmax_have_the_sums_one_writes_by_hand() -> None:
     assert row_sums(spec_of(gated)) == [0]
     assert row_sums(softmax) == [1, 2]  # of e behind the maximum, then of dy * y
     assert row_sums(log_softmax) == [0, 1]  # of dy, and of e behind the maximum
-    lines = [" ".join(line.split()) for line in str(softmax.trace()["cse"]).splitlines()]
-    for line in (
-        "%dy_p : f32[M, D] = mul %dy, %p",
-        "%sum_dy_p : f32[M] = reduce_sum %dy_p {axis=D}",
-        "%dx32_part : f32[M, D] = sub %dy, %sum_dy_p",
-        "%dx32 : f32[M, D] = mul %p, %dx32_part",
-    ):
-        assert line in lines
 
 
 @pytest.mark.parametrize("describe", [*(norm_then("rmsnorm", op) for op in ULPS), gated])
@@ -314,7 +304,7 @@ def odd(inputs: dict[str, Array]) -> dict[str, Array]:
     return inputs
 
 
-GRID = product(("fwd", "bwd"), (37, 96, 264), ("f32", "bf16", "f16"))
+GRID = product(("fwd", "bwd"), (37, 264), ("f32", "bf16", "f16"))
 
 
 @sampling.grid(("way", "d", "dtype"), [*GRID], strength=1)

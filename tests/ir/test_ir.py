@@ -1,7 +1,5 @@
 """If these fail, types, names, the op table, the verifier or the text of graphs no longer keep their rules."""
 
-from __future__ import annotations
-
 import math
 import re
 import time
@@ -91,25 +89,18 @@ def test_builder_keeps_names_unique_and_types_inferred() -> None:
     assert b.add("y", b.param("u", F32, M), b.param("c", F32, D)).type == f32(M, D)
 
 
-TAKEN = "an input is expected to be called 'x', but another value is;"
 AXES = "'z' expects some of the axes lngen.M, lngen.D, in this order, got"
 
 
-@pytest.mark.parametrize(
-    ("add", "message"),
-    [
-        (
-            lambda b, x: b.param("x", F32, D),
-            "an input is expected to be called 'x', but another value is; rename one of",
-        ),
-        (lambda b, x: b.add("z", x, b.param("y", F64, D)), f"'add %x: f32[M, D], %y: f64[D]': {MIXED}."),
-        (lambda b, x: b.param("z", F32, "B", D), f"{AXES} 'B', D."),
-        (lambda b, x: b.param("z", F32, D, M), f"{AXES} D, M."),
-        (lambda b, x: b.param("z", F32, M, M), f"{AXES} M, M."),
-        (lambda b, x: b.param("z", F32, "M", "D"), f"{AXES} 'M', 'D'."),
-        (lambda b, x: b.param("z", F32, None), f"{AXES} None."),
-    ],
-)
+@pytest.mark.parametrize(("add", "message"), [
+    (lambda b, x: b.param("x", F32, D), "an input is expected to be called 'x', but another value is; rename one of"),
+    (lambda b, x: b.add("z", x, b.param("y", F64, D)), f"'add %x: f32[M, D], %y: f64[D]': {MIXED}."),
+    (lambda b, x: b.param("z", F32, "B", D), f"{AXES} 'B', D."),
+    (lambda b, x: b.param("z", F32, D, M), f"{AXES} D, M."),
+    (lambda b, x: b.param("z", F32, M, M), f"{AXES} M, M."),
+    (lambda b, x: b.param("z", F32, "M", "D"), f"{AXES} 'M', 'D'."),
+    (lambda b, x: b.param("z", F32, None), f"{AXES} None."),
+])  # fmt: skip
 def test_what_a_builder_refuses(add: Callable[[Builder, Value], Value], message: str) -> None:
     b = Builder("f")
     with pytest.raises(VerifyError, match=re.escape(f"graph @f: {message}")):
@@ -131,44 +122,20 @@ G = 0.949951171875  # the guess of 1 / 1
 BITS = ("exp2_biased", "exponent", "reciprocal_guess", "significand")
 FUNCTIONS = tuple(ULPS)
 
+# Axes and dtypes of operands that no graph of other tests has.
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
-    ("const", (), {"dtype": F64, "value": 2.0}, Type(F64)),
-    ("size", (), {"dtype": F32, "axis": M}, f32()),
-    ("cast", (Type(BF16, COL),), {"to": F64}, Type(F64, COL)),
-    ("expand", (f32(M),), {"axis": D}, f32(M, D)),
     ("expand", (Type(BF16, COL),), {"axis": M}, Type(BF16, MD)),
-    ("neg", (f32(M),), {}, f32(M)),
-    ("add", (f32(M), f32(D)), {}, f32(M, D)),
-    ("sub", (f32(M, D), f32()), {}, f32(M, D)),
-    ("mul", (Type(F64), Type(F64)), {}, Type(F64)),
     ("div", (f32(D), f32(M)), {}, f32(M, D)),
     ("fma", (f32(M), f32(D), f32()), {}, f32(M, D)),
-    ("maximum", (f32(M), f32(D)), {}, f32(M, D)),
-    ("relu", (f32(M, D),), {}, f32(M, D)),
-    *((op, (f32(M, D), f32(M), f32(M)), {}, f32(M, D)) for op in ("select_eq", "select_gt")),
-    ("minimum", (f32(M), f32(D)), {}, f32(M, D)),
-    *((op, (Type(F64, MD),), {}, Type(F64, MD)) for op in ("abs", "rint", "detach")),
-    ("clamp", (Type(F64, MD),), {"low": -1.0, "high": math.inf}, Type(F64, MD)),
+    ("select_gt", (f32(M, D), f32(M), f32(M)), {}, f32(M, D)),
     ("where_gt", (f32(M, D), f32(M), f32(M), f32()), {}, f32(M, D)),
-    ("copysign", (f32(M), f32(D)), {}, f32(M, D)),
-    *((op, (f32(M, D),), {}, f32(M, D)) for op in (*BITS, *FUNCTIONS)),
-    ("reduce_max", (f32(M, D),), {"axis": D}, f32(M)),
-    ("sqrt", (f32(M),), {}, f32(M)),
-    ("rsqrt", (Type(F64, ROW),), {}, Type(F64, ROW)),
-    ("reduce_mean", (f32(M, D),), {"axis": D}, f32(M)),
-    ("reduce_sum", (f32(M, D),), {"axis": M}, f32(D)),
-    ("reduce_sum", (f32(D),), {"axis": D, "chunk": 4, "segment": 64}, f32()),
+    *((op, (f32(M), f32(D)), {}, f32(M, D)) for op in ("maximum", "minimum", "copysign")),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
-    ("segment_sum", (f32(M, D),), {"chunk": 4, "segment": 64}, f32(M, S)),
     ("segment_sum", (Type(F64, COL),), {"chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
     ("segment_dot", (f32(M, S), f32(D)), {"chunk": 4, "segment": 64}, f32(M, S)),
     ("segment_size", (), {"dtype": F64, "segment": 64}, Type(F64, (S,))),
-    ("sub", (f32(M, D), f32(M, S)), {}, f32(M, D)),
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
-    ("expand", (f32(M, S),), {"axis": D}, f32(M, D)),
-    ("reduce_sum", (f32(M, S),), {"axis": S, "interleave": 4}, f32(M)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
-    ("reduce_dot", (f32(M, D), f32(M, D)), {"axis": D, "chunk": 4, "segment": 64}, f32(M)),
 ]
 
 NARROW = "arithmetic is done in f32 or f64, got bf16; cast it first"
@@ -314,8 +281,7 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 
 
 def test_every_op_is_in_the_tables() -> None:
-    for table in (ACCEPTS, REJECTS):
-        assert {row[0] for row in table} == set(OPS)
+    assert {row[0] for row in REJECTS} == set(OPS)
     elsewhere = {*OF_SEGMENTS, *FUNCTIONS}  # values along S are no results: see below; tests/ir/test_functions.py
     assert {row[0] for row in MEANINGS} == set(OPS) - elsewhere
 
@@ -345,29 +311,6 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
         assert bool(op.numpy) is not bool(op.expand), op.name
     assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", *FUNCTIONS}
     assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", *OF_SEGMENTS}
-    assert by_step[""] == set(CUDA)
-
-
-CUDA = {
-    "neg": "-a", "add": "a + b", "sub": "a - b", "mul": "a * b", "div": "a / b", "fma": "fmaf(a, b, c)",
-    "sqrt": "sqrtf(a)", "expand": "a", "cast": "bf16_from_f32(a)", "size": "static_cast<float>(rows_)",
-    "const": "1.5f", "maximum": "maximum(a, b)", "select_eq": "a == b ? c : 0.0f",
-    "minimum": "minimum(a, b)", "abs": "fabsf(a)", "rint": "rintf(a)", "detach": "a",
-    "where_gt": "a > b ? c : d", "copysign": "copysign_of(a, b)", "exponent": "exponent(a)",
-    "reciprocal_guess": "__uint_as_float(0x7ef33000u - __float_as_uint(a))",
-    "significand": "significand(a)", "exp2_biased": "__uint_as_float(__float_as_uint(a) << 23)",
-    "select_gt": "a > b ? c : 0.0f", "relu": "a <= 0.0f ? 0.0f : a",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", CUDA)
-def test_cuda_meaning(op: str) -> None:
-    args = tuple(Value(n, f32()) for n in "abcd"[: OPS[op].arity])
-    attrs: dict[str, Attr] = {"const": {"value": 1.5}, "cast": {"to": BF16}, "size": {"axis": M}}.get(op, {})
-    out = Value("y", Type(BF16 if op == "cast" else F32))
-    meaning = OPS[op].cuda
-    assert meaning is not None
-    assert meaning(tuple(a.name for a in args), Eqn(out, op, args, tuple(attrs.items()))) == CUDA[op]
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -416,19 +359,13 @@ BROKEN: list[tuple[Graph, str]] = [
     (replace(GOOD, eqns=()), "result '%y: f32[M, D]' is not defined."),
     (replace(GOOD, results=(Value("y", f32(M)),)), "result '%y: f32[M]' is not defined."),
     (replace(GOOD, results=(Y, Y)), "a value is returned twice."),
-    (
-        replace(GOOD, params=(X, Value("z", f32(M, S)))),
-        "'%z: f32[M, S]' varies along S, which no input or result does.",
-    ),
-    (
-        replace(GOOD, eqns=(NEG, SUMS), results=(Y, SUMS.out)),
-        "'%parts: f32[M, S]' varies along S, which no input or result does.",
-    ),
-    (
-        replace(GOOD, eqns=(NEG, SUMS, replace(SUMS, out=Value("q", f32(M, S)), attrs=(("segment", 4),)))),
-        "equation 2: segment=2 is expected, as of '%parts', got 4.\n    %q : f32[M, S] = segment_sum %x {segment=4}",
-    ),
-]
+    (replace(GOOD, params=(X, Value("z", f32(M, S)))),
+     "'%z: f32[M, S]' varies along S, which no input or result does."),
+    (replace(GOOD, eqns=(NEG, SUMS), results=(Y, SUMS.out)),
+     "'%parts: f32[M, S]' varies along S, which no input or result does."),
+    (replace(GOOD, eqns=(NEG, SUMS, replace(SUMS, out=Value("q", f32(M, S)), attrs=(("segment", 4),)))),
+     "equation 2: segment=2 is expected, as of '%parts', got 4.\n    %q : f32[M, S] = segment_sum %x {segment=4}"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("graph", "problem"), BROKEN)

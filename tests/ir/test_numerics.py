@@ -1,7 +1,5 @@
 """If these fail, rounding, fma or the order of a sum is no longer what its definition says, bit for bit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -295,14 +293,11 @@ def test_short_row_sums(chunk: int) -> None:
     check_rows(wild(2, 37).astype(np.float64) / 3, chunk, 8)
 
 
-@pytest.mark.parametrize(
-    ("chunk", "segment", "lengths"),
-    [
-        (8, 16384, (1000, 16383, 16384, 16385, 16384 + 4099)),
-        (4, 8192, (8193, 2 * 8192 + 77)),
-        (2, 4096, (4097, 3 * 4096)),
-    ],
-)
+@pytest.mark.parametrize(("chunk", "segment", "lengths"), [
+    (8, 16384, (1000, 16383, 16384, 16385, 16384 + 4099)),
+    (4, 8192, (8193, 2 * 8192 + 77)),
+    (2, 4096, (4097, 3 * 4096)),
+])  # fmt: skip
 def test_long_row_sums(chunk: int, segment: int, lengths: tuple[int, ...]) -> None:
     for d in lengths:
         check_rows(wild(1, d), chunk, segment)

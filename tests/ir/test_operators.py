@@ -1,12 +1,9 @@
 """If these fail, a description by operators means something else, or a wrong one is not explained."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -62,35 +59,32 @@ def test_every_method_of_a_value_is_the_op_of_that_name(op: str) -> None:
     assert (getattr(Value, op).__name__, getattr(Value, op).__qualname__) == (op, f"Value.{op}")
 
 
-@pytest.mark.parametrize(
-    ("make", "equation"),
-    [
-        (lambda b, x, z: x + z, "x_plus_z = add x32, z32"),
-        (lambda b, x, z: x - z, "x_minus_z = sub x32, z32"),
-        (lambda b, x, z: x * z, "x_z = mul x32, z32"),
-        (lambda b, x, z: x * x, "x_squared = mul x32, x32"),
-        (lambda b, x, z: x**2, "x_squared = mul x32, x32"),
-        (lambda b, x, z: x / z, "x_over_z = div x32, z32"),
-        (lambda b, x, z: -x, "neg_x = neg x32"),
-        (lambda b, x, z: abs(x), "abs_x = abs x32"),
-        (lambda b, x, z: x.maximum(z), "max_x_z = maximum x32, z32"),
-        (lambda b, x, z: x.minimum(z), "min_x_z = minimum x32, z32"),
-        (lambda b, x, z: x.clamp(-1, 2.5), "clamp_x = clamp x32 {high=2.5, low=-1.0}"),
-        (lambda b, x, z: x.rsqrt(), "rsqrt_x = rsqrt x32"),
-        (lambda b, x, z: b.mean(z), "mean_z = reduce_mean z32 {axis=D}"),
-        (lambda b, x, z: b.sum(z), "sum_z = reduce_sum z32 {axis=D}"),
-        (lambda b, x, z: x + 1, "add = add x32, number"),
-        (lambda b, x, z: x.minimum(2), "minimum = minimum x32, number"),
-        (lambda b, x, z: 1 + x, "add = add number, x32"),
-        (lambda b, x, z: 1 - x, "sub = sub number, x32"),
-        (lambda b, x, z: 2 * x, "mul = mul number, x32"),
-        (lambda b, x, z: 1 / x, "div = div number, x32"),
-        (lambda b, x, z: (x + z) * (x - z), "x_plus_z_x_minus_z = mul x_plus_z, x_minus_z"),
-        (lambda b, x, z: (x + z) * (x - z) * x, "x_plus_z_x_minus_z_x = mul x_plus_z_x_minus_z, x32"),
-        # else it is longer than 24 characters
-        (lambda b, x, z: (x + z) * (x - z) * (x + z), "mul = mul x_plus_z_x_minus_z, x_plus_z_1"),
-    ],
-)
+@pytest.mark.parametrize(("make", "equation"), [
+    (lambda b, x, z: x + z, "x_plus_z = add x32, z32"),
+    (lambda b, x, z: x - z, "x_minus_z = sub x32, z32"),
+    (lambda b, x, z: x * z, "x_z = mul x32, z32"),
+    (lambda b, x, z: x * x, "x_squared = mul x32, x32"),
+    (lambda b, x, z: x**2, "x_squared = mul x32, x32"),
+    (lambda b, x, z: x / z, "x_over_z = div x32, z32"),
+    (lambda b, x, z: -x, "neg_x = neg x32"),
+    (lambda b, x, z: abs(x), "abs_x = abs x32"),
+    (lambda b, x, z: x.maximum(z), "max_x_z = maximum x32, z32"),
+    (lambda b, x, z: x.minimum(z), "min_x_z = minimum x32, z32"),
+    (lambda b, x, z: x.clamp(-1, 2.5), "clamp_x = clamp x32 {high=2.5, low=-1.0}"),
+    (lambda b, x, z: x.rsqrt(), "rsqrt_x = rsqrt x32"),
+    (lambda b, x, z: b.mean(z), "mean_z = reduce_mean z32 {axis=D}"),
+    (lambda b, x, z: b.sum(z), "sum_z = reduce_sum z32 {axis=D}"),
+    (lambda b, x, z: x + 1, "add = add x32, number"),
+    (lambda b, x, z: x.minimum(2), "minimum = minimum x32, number"),
+    (lambda b, x, z: 1 + x, "add = add number, x32"),
+    (lambda b, x, z: 1 - x, "sub = sub number, x32"),
+    (lambda b, x, z: 2 * x, "mul = mul number, x32"),
+    (lambda b, x, z: 1 / x, "div = div number, x32"),
+    (lambda b, x, z: (x + z) * (x - z), "x_plus_z_x_minus_z = mul x_plus_z, x_minus_z"),
+    (lambda b, x, z: (x + z) * (x - z) * x, "x_plus_z_x_minus_z_x = mul x_plus_z_x_minus_z, x32"),
+    # else it is longer than 24 characters
+    (lambda b, x, z: (x + z) * (x - z) * (x + z), "mul = mul x_plus_z_x_minus_z, x_plus_z_1"),
+])  # fmt: skip
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
 def test_an_operator_is_an_equation_whose_name_says_what_it_is(
     make: Callable[[GraphBuilder, Value, Value], Value], equation: str, dtype: DType
@@ -190,36 +184,23 @@ def silent(b: GraphBuilder, x: Any) -> None:
     raise SilentError
 
 
-@pytest.mark.parametrize(
-    ("mistake", "raised", "hint"),
-    [
-        (lambda b, x: x.foo(), "AttributeError: 'Value' object has no attribute 'foo'", NO_METHOD),
-        (
-            lambda b, x: x.mean(),
-            "AttributeError: 'Value' object has no attribute 'mean'",
-            "; did you mean b.mean or b.reduce_mean?",
-        ),
-        (
-            lambda b, x: b.max(x),
-            "AttributeError: 'GraphBuilder' object has no attribute 'max'",
-            "; did you mean b.maximum or b.reduce_max?",
-        ),
-        (
-            lambda b, x: b.layernrom(x),
-            "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'",
-            NO_METHOD,
-        ),
-        (lambda b, x: x**3, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
-        (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
-        (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
-        (lambda b, x: max(x, 0), "TypeError: '>' not supported between instances of 'int' and 'Value'", NO_OPERATOR),
-        (lambda b, x: undefined, "NameError: name 'undefined' is not defined", "."),  # type: ignore[name-defined] # noqa: F821
-        (lambda b, x: {}["scale"], "KeyError: 'scale'", "."),
-        (lambda b, x: sys.exit(0), "SystemExit: 0", "."),
-        (lambda b, x: int("1" * 500 + "x"), f"ValueError: {LONG_INT[:197]}...", "."),
-        (silent, "SilentError", "."),
-    ],
-)
+@pytest.mark.parametrize(("mistake", "raised", "hint"), [
+    (lambda b, x: x.foo(), "AttributeError: 'Value' object has no attribute 'foo'", NO_METHOD),
+    (lambda b, x: x.mean(), "AttributeError: 'Value' object has no attribute 'mean'",
+     "; did you mean b.mean or b.reduce_mean?"),
+    (lambda b, x: b.max(x), "AttributeError: 'GraphBuilder' object has no attribute 'max'",
+     "; did you mean b.maximum or b.reduce_max?"),
+    (lambda b, x: b.layernrom(x), "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'", NO_METHOD),
+    (lambda b, x: x**3, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
+    (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
+    (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
+    (lambda b, x: max(x, 0), "TypeError: '>' not supported between instances of 'int' and 'Value'", NO_OPERATOR),
+    (lambda b, x: undefined, "NameError: name 'undefined' is not defined", "."),  # type: ignore[name-defined] # noqa: F821
+    (lambda b, x: {}["scale"], "KeyError: 'scale'", "."),
+    (lambda b, x: sys.exit(0), "SystemExit: 0", "."),
+    (lambda b, x: int("1" * 500 + "x"), f"ValueError: {LONG_INT[:197]}...", "."),
+    (silent, "SilentError", "."),
+])  # fmt: skip
 def test_what_a_description_raises_is_said_with_its_line(
     mistake: Callable[[GraphBuilder, Any], Any], raised: str, hint: str
 ) -> None:
@@ -290,19 +271,13 @@ def test_threads_describe_graphs_of_their_own() -> None:
 ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
 
 
-@pytest.mark.parametrize(
-    ("describe", "message"),
-    [
-        (
-            lambda b, x: b.sum(x, "D"),
-            "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'.",
-        ),
-        (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
-        (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
-        (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
-        (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
-    ],
-)
+@pytest.mark.parametrize(("describe", "message"), [
+    (lambda b, x: b.sum(x, "D"), "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'."),
+    (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
+    (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
+    (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
+    (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
+])  # fmt: skip
 def test_arguments_that_a_builder_refuses(describe: Callable[[GraphBuilder, Value], Any], message: str) -> None:
     def whole(b: GraphBuilder) -> None:
         x = b.input("x", M, D)
@@ -335,7 +310,11 @@ def test_inputs_outputs_cotangents_and_gradients_have_the_declared_dtype() -> No
     assert types["gamma"] == types["dgamma"] == "f16"
 
 
-@sampling.grid(("direction", "d", "dtype"), product(("fwd", "bwd"), (37, 96, 4104), ("bf16", "f32")), strength=1)
+@sampling.grid(
+    ("direction", "d", "dtype"),
+    [("fwd", 37, "bf16"), ("bwd", 37, "f32"), ("bwd", 96, "bf16"), ("fwd", 4104, "f32"), ("bwd", 4104, "bf16")],
+    strength=1,
+)
 def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, d: int, dtype: str) -> None:
     """The best schedule of each form."""
     pytest.importorskip("cupy")
@@ -349,17 +328,12 @@ def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, 
         assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
 
 
-@pytest.mark.parametrize(
-    ("describe", "message"),
-    [
-        (lambda b: b.input("x", M, D, dtype="f8"), "'x' expects a dtype of f16, bf16, f32, f64, got 'f8'."),
-        (lambda b: b.output("y", b.input("x", M, D), dtype=4), "'y' expects a dtype of f16, bf16, f32, f64, got 4."),
-        (
-            lambda b: b.input("x", M, D, dtype="f64"),
-            "'x' is declared as f64, but the graph computes in f32; give the spec dtype=f64, or declare it as f32.",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("describe", "message"), [
+    (lambda b: b.input("x", M, D, dtype="f8"), "'x' expects a dtype of f16, bf16, f32, f64, got 'f8'."),
+    (lambda b: b.output("y", b.input("x", M, D), dtype=4), "'y' expects a dtype of f16, bf16, f32, f64, got 4."),
+    (lambda b: b.input("x", M, D, dtype="f64"),
+     "'x' is declared as f64, but the graph computes in f32; give the spec dtype=f64, or declare it as f32."),
+])  # fmt: skip
 def test_dtypes_that_cannot_be_declared(describe: Describe, message: str) -> None:
     with pytest.raises(VerifyError, match=re.escape(f"graph @own_fwd: {message}")):
         spec_of(describe)

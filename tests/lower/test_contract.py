@@ -1,7 +1,5 @@
 """If these fail, the description of a kernel set does not say how to launch its kernels."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The device headers: if these fail, a kernel includes too little or too much, or a header cannot be read alone."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

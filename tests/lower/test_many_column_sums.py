@@ -65,7 +65,6 @@ def test_multipass_has_the_row_groups_of_the_graph(groups: int, text: str) -> No
     assert facts.groups == groups
     schedule = Schedule("multipass", 32, 1, facts.run)
     finish = lower(spec, schedule, graph).kernels[-1].finish
-    assert finish is not None
     assert (finish.partials, finish.rows_per_term, finish.rows_per_block) == (facts.blocks, 1, groups)
     for rows in (0, 1, groups, min(2 * facts.blocks * groups + 5, 300)):  # the last number is of no whole round
         has_bits(spec, schedule, rows, graph)

@@ -1,13 +1,9 @@
 """Names of values, graphs, inputs and outputs: if these fail, one meets a name of the kernel and does not compile."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import sampling
 from lngen.config import data_dir
@@ -15,10 +11,9 @@ from lngen.emit import emit
 from lngen.errors import SpecError, VerifyError
 from lngen.explain.line_map import DERIVED
 from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import F32, D, M, Type, Value, is_name
-from lngen.ir.builder import fresh
+from lngen.ir import D, M, Value, is_name
 from lngen.lower import lower
-from lngen.lower.parts import TAKEN, c_name
+from lngen.lower.parts import TAKEN
 from lngen.problem import problem
 from lngen.problem.footprint import vectors_per_thread
 from lngen.schedule.space import space
@@ -100,25 +95,7 @@ def one_of(name: str) -> Definition:
     return Definition("own", lambda b: b.output("y", b.mul("h", b.input("x", M, D), b.input(name, M))) and None)
 
 
-@pytest.mark.parametrize(
-    ("name", "want"), [("h", "h"), ("first", "first"), ("float", "float_value_"), ("load", "load_value_")]
-)
-def test_a_value_with_a_name_of_c_or_of_a_header_gets_a_suffix(name: str, want: str) -> None:
-    assert c_name(Value(name, Type(F32))) == want
-
-
 # ---- names on the way ----
-
-
-NAMES = st.from_regex(r"[a-zA-Z][a-z0-9]{0,3}(_[a-z0-9]{1,3}){0,2}", fullmatch=True) | st.sampled_from(["sums", "x_32"])
-
-
-@given(NAMES, st.sets(NAMES | NAMES.map(lambda n: f"{n}_1"), max_size=6))
-def test_a_fresh_name_is_free(name: str, taken: set[str]) -> None:
-    found = fresh(name, taken)
-    assert found not in taken
-    assert is_name(found)
-    assert found == name or name in taken
 
 
 def test_a_value_whose_name_ends_in_32_is_differentiated() -> None:

@@ -1,7 +1,5 @@
 """Graphs of one's own: if these fail, one that kernels can compute is refused or wrong, or one they cannot is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -99,25 +97,16 @@ def lengths_of_columns(b: GraphBuilder) -> None:
 
 
 LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
-    (
-        column_centred,
-        "the row result '%y' depends on a sum over rows; "
-        "that takes two graphs, one for the sum and one for the result.",
-    ),
+    (column_centred, "the row result '%y' depends on a sum over rows; "
+     "that takes two graphs, one for the sum and one for the result."),
     (input_as_result, "the result '%x' is an input; leave it out, the caller has it."),
-    (
-        column_scaled,
-        "the row result '%y' depends on a maximum over rows; "
-        "that takes two graphs, one for the maximum and one for the result.",
-    ),
+    (column_scaled, "the row result '%y' depends on a maximum over rows; "
+     "that takes two graphs, one for the maximum and one for the result."),
     (sum_of_sums, "'%again' is a sum over rows of sums over rows."),
     (sum_of_maxima, "'%again' is a sum over rows of maxima over rows."),
     (maximum_of_sums, "'%again' is a maximum over rows of sums over rows."),
-    (
-        rows_of_the_mean,
-        "'%far' takes whole rows and depends on '%mean_sum', a sum over rows; "
-        "that takes two graphs, one for '%mean_sum' and one for what depends on it.",
-    ),
+    (rows_of_the_mean, "'%far' takes whole rows and depends on '%mean_sum', a sum over rows; "
+     "that takes two graphs, one for '%mean_sum' and one for what depends on it."),
     *(
         (graph, f"'%{name}' reduces over D a value that has no rows, and rows depend on it; pass it as an input.")
         for graph, name in ((sum_of_weights, "weights"), (rows_of_weights, "weight"), (statistic_of_weights, "weight"))
@@ -130,7 +119,7 @@ LOWER_ERRORS: list[tuple[Callable[[GraphBuilder], None], str]] = [
         "numbers.",
     ),
     (two_dtypes, "reduces in f32 and in f64; cast the operands to one dtype."),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("describe", "message"), LOWER_ERRORS)
@@ -217,13 +206,11 @@ def test_a_row_is_scaled_by_the_variance_of_another_tensor(schedule: Schedule) -
         (describe, d, schedule)
         for describe in (apart, exchanged_twice)
         for d, schedule in (
-            (96, registers(8, 4, 4)),
-            (8200, multipass(256, 4)),
-            (8200, registers(64, 2, 4, cluster=2)),
+            (96, registers(8, 4, 4)), (8200, multipass(256, 4)), (8200, registers(64, 2, 4, cluster=2)),
             (8200, tma(256, 1, 4, 2, "regs", cluster=2, grid=1)),
         )
     ],
-)
+)  # fmt: skip
 def test_a_graph_of_segments(describe: Callable[[GraphBuilder], None], d: int, schedule: Schedule) -> None:
     """Rows of one segment and of several, the last shorter."""
     spec = make_spec(Definition(describe.__name__, describe), "fwd", {"d": d})

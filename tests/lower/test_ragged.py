@@ -1,30 +1,25 @@
 """Ragged rows: if these fail, rows that begin anywhere give other bits, or are taken where they may not be."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
 from dataclasses import replace
+from functools import partial
 from itertools import product
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+import lngen
 import sampling
+from fake_gpu import FakeArray, FakeGpu
 from lngen.check.inputs import random_inputs
-from lngen.compile import KernelSet
 from lngen.contract import described
-from lngen.devices import default_device
 from lngen.errors import ArrayError, ScheduleError
-from lngen.ir import WIDE, DType
+from lngen.ir import WIDE
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule, check, is_legal, problem
 from lngen.ptx import run_plan
-from lngen.runtime import direction as calls
-from lngen.runtime.direction import Call
-from lngen.schedule import ranked
+from lngen.runtime import Norm
 from lngen.spec import Spec, parse_spec
 from mutants import edited, source_of, twin
 from plans import run_checked
@@ -85,33 +80,15 @@ CASES = [
 ]
 
 
-def test_the_cases_differ_in_everything() -> None:
-    schedules_ = [s for _, s in CASES]
-    assert {s.stages for s in schedules_} == {2, 3, 4}
-    assert {s.cached_weights for s in schedules_} == {s.single_launch for s in schedules_} == {False, True}
-    assert {s.row_in_registers for s in schedules_} == {False, True}
-    assert {s.rows_per_block > 1 for s in schedules_} == {s.threads > 32 for s in schedules_} == {False, True}
-    for direction in ("fwd", "bwd"):
-        mine = [text for text, _ in CASES if f".{direction}" in text]
-        assert all(any(f"d={d}," in text for text in mine) for d in LENGTHS)
-
-
 def factors(text: str, s: Schedule) -> tuple[object, ...]:
     """What differs in kind from case to case; rows are shorter than a warp's, in one segment, in several."""
     spec = parse_spec(text)
     length, mixed = (spec.d > 32) + (spec.d > 4000), "out=" in text or "weight=" in text
     shape = (s.stages, s.rows_per_block > 1, s.threads > 32)
     return (
-        text.partition(".")[0],
-        spec.direction,
-        spec.dtype,
-        mixed,
-        length,
-        *shape,
-        s.cached_weights,
-        s.single_launch,
+        text.partition(".")[0], spec.direction, spec.dtype, mixed, length, *shape, s.cached_weights, s.single_launch,
         s.row_in_registers,
-    )
+    )  # fmt: skip
 
 
 @sampling.grid(("text", "s"), CASES, factors, ids=[f"{text}-{s.slug}" for text, s in CASES], strength=1)
@@ -151,7 +128,6 @@ def test_what_leaves_differs(more: str) -> None:
     """Column sums or none, [M, D] results or none."""
     spec = spec_of("layernorm", "bwd", 1001, "bf16", more)
     s = drawn(str(spec))
-    assert s is not None
     assert s.tma_store == ("gamma" not in more)
     run(lower(spec, s), 11)
 
@@ -160,21 +136,14 @@ GOOD = Schedule("tma_unaligned", 32, 1, 1, 1, False, 2, 1, 2, True)
 
 
 # The rules that name the form, at their edges; each rule has its case in tests/schedule/test_schedule.py.
-@pytest.mark.parametrize(
-    ("text", "s", "message"),
-    [
-        ("d=1000,dtype=bf16", GOOD, "unaligned rows end within a chunk of 8, .*got D=1000, threads=32"),
-        ("d=15,dtype=bf16", GOOD, "have at least 16 elements, twice 16 bytes of the narrowest, .*got D=15"),
-        ("d=1001,dtype=bf16", replace(GOOD, threads=8, rows_per_block=4), "and as many threads, got D=1001, threads=8"),
-        # A result narrower than what the chunks go by.
-        ("d=1001,dtype=f64,out=bf16", replace(GOOD, threads=8, rows_per_block=4), "at least 16 elements.* threads=8"),
-        ("d=13,dtype=f32,out=f16", GOOD, "at least 16 elements.* got D=13"),
-        ("d=1001,dtype=bf16", replace(GOOD, stages=1), "stages is from 2 to 8 with form=tma or tma_unaligned or cp"),
-        ("d=1001,dtype=bf16", replace(GOOD, stages=9), "stages is from 2 to 8 .* got 9"),
-        ("d=1001,dtype=bf16", replace(GOOD, grid=0), "grid is at least 1 with form=tma or tma_unaligned or cp_async"),
-        ("d=1001,dtype=bf16", replace(GOOD, cluster=2), "a cluster is of .* else 1, got 2 with form=tma_unaligned"),
-    ],
-)
+@pytest.mark.parametrize(("text", "s", "message"), [
+    ("d=1000,dtype=bf16", GOOD, "unaligned rows end within a chunk of 8, .*got D=1000, threads=32"),
+    ("d=15,dtype=bf16", GOOD, "have at least 16 elements, twice 16 bytes of the narrowest, .*got D=15"),
+    ("d=1001,dtype=bf16", replace(GOOD, threads=8, rows_per_block=4), "and as many threads, got D=1001, threads=8"),
+    # A result narrower than what the chunks go by.
+    ("d=1001,dtype=f64,out=bf16", replace(GOOD, threads=8, rows_per_block=4), "at least 16 elements.* threads=8"),
+    ("d=13,dtype=f32,out=f16", GOOD, "at least 16 elements.* got D=13"),
+])  # fmt: skip
 def test_what_is_not_legal(text: str, s: Schedule, message: str) -> None:
     spec = parse_spec(f"layernorm.fwd:{text}")
     with pytest.raises(ScheduleError, match=message):
@@ -230,58 +199,17 @@ def test_the_manifest_asks_for_contiguous_rows() -> None:
     assert tensors["gamma"]["alignment"] == 2
 
 
-class Launches:
-    """A library of arrays without a GPU, and launchers that note the plan they were asked for."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str, schedule: str) -> None:
-        self.call = Call(parse_spec(text), schedule)
-        self.forms: list[tuple[str, int]] = []
-        monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
-        monkeypatch.setattr(calls, "live_gpu", lambda device: default_device())
-        monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
-        monkeypatch.setattr(calls, "Launcher", lambda plan, image, device, overlap: FakeLauncher(plan, self.forms))
-        monkeypatch.setattr("lngen.launch.array_call.library_of", lambda array, name: self)
-
-    def __call__(self, strides: dict[str, int], pointers: dict[str, int], rows: int = 5) -> tuple[str, int]:
-        """The form and access width of a call with those row strides and addresses."""
-        d = self.call.spec.d
-        arrays = []
-        for v in (*self.call.inputs, *self.call.outputs):
-            shape = v.shape((rows,), d)
-            step = (strides.get(v.name, d), 1) if v.wide else (1,) * len(shape)
-            apart = len(arrays) << 24
-            arrays.append(((v.dtype, shape, step, 0), apart + pointers.get(v.name, 1 << 20)))
-        count = len(self.call.inputs)
-        self.call(arrays[:count], tuple(arrays[count:]))
-        return self.forms[-1]
-
-    def describe(self, arrays: list[Any]) -> tuple[list[int], list[Any]]:
-        return [pointer for _, pointer in arrays], [layout for layout, _ in arrays]
-
-    def in_elements(self, layout: Any) -> Any:
-        return layout
-
-    def dtype(self, name: str) -> DType:
-        return DType(name)
-
-    def maker(self, *what: Any) -> Any:
-        return lambda: None
-
-    def stream(self, device: int) -> int:
-        return 0
-
-
-class FakeLauncher:
-    def __init__(self, plan: Plan, forms: list[tuple[str, int]]) -> None:
-        self.plan, self.forms, self.workspace_bytes = plan, forms, 0
-        self.described, self.name = described(plan), plan.name
-
-    def bind(self, rows: int, strides: dict[str, int], inner: int) -> FakeLauncher:
-        return self
-
-    def __call__(self, pointers: list[int], workspace: int, stream: int) -> None:
-        self.forms.append((self.plan.schedule.form, self.plan.schedule.vec))
-        assert not self.plan.contiguous or all(p % 16 == 0 for p in pointers[:1])
+def went(gpu: FakeGpu, norm: Norm, strides: dict[str, int], shifts: dict[str, int], rows: int = 5) -> tuple[str, int]:
+    """The form and access width of a call with those row strides, and addresses shifted by so many bytes."""
+    spec, made = norm.spec(), dict[str, FakeArray]()
+    dtypes = {"x": spec.dtype, "gamma": spec.weight, "beta": spec.weight, "y": spec.out, "mean": "f32", "rstd": "f32"}
+    for n, (name, dtype) in enumerate(dtypes.items(), 1):
+        shape, step = ((rows, spec.d), (strides.get(name, spec.d), 1)) if name in "xy" else ((spec.d,), (1,))
+        shape = (rows,) if name in ("mean", "rstd") else shape
+        made[name] = gpu.array(str(dtype), *shape, strides=step, address=(n << 24) + shifts.get(name, 0))
+    norm.forward(*(made[n] for n in ("x", "gamma", "beta")), out=tuple(made[n] for n in ("y", "mean", "rstd")))
+    found = gpu.launched[-1].plan.schedule
+    return found.form, found.vec
 
 
 RAGGED = "form=tma_unaligned,threads=32,rows_per_block=1,stages=2,grid=128,tma_store=yes"
@@ -289,49 +217,41 @@ RAGGED = "form=tma_unaligned,threads=32,rows_per_block=1,stages=2,grid=128,tma_s
 
 def test_calls_of_ragged_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """One behind the other and from a multiple of 16 bytes on, or in another way."""
-    pytest.importorskip("cupy")
-    go = Launches(monkeypatch, "layernorm.fwd:d=1002,dtype=bf16", RAGGED + ",vec=2")
+    norm = lngen.compile("layernorm", d=1002, dtype="bf16", schedule={"fwd": RAGGED + ",vec=2"})
+    go = partial(went, FakeGpu(monkeypatch), norm)
     assert go({}, {}) == ("tma_unaligned", 2)
-    odd = 1 << 20
-    for strides, pointers, vec in [
+    for strides, shifts, vec in [
         ({"x": 1004}, {}, 2), ({"y": 1008}, {}, 2), ({"x": 1005}, {}, 1), ({"x": 0}, {}, 2), ({"x": -1002}, {}, 2),
-        ({}, {"x": odd + 8}, 2), ({}, {"y": odd + 4}, 2), ({}, {"y": odd + 2}, 1), ({"y": 1003}, {"x": odd + 2}, 1),
+        ({}, {"x": 8}, 2), ({}, {"y": 4}, 2), ({}, {"y": 2}, 1), ({"y": 1003}, {"x": 2}, 1),
     ]:  # fmt: skip
-        form, width = go(strides, pointers)
-        assert form not in ("tma", "tma_unaligned"), (strides, pointers)
-        assert width <= vec, (strides, pointers)
+        form, width = go(strides, shifts)
+        assert form not in ("tma", "tma_unaligned"), (strides, shifts)
+        assert width <= vec, (strides, shifts)
     # [D] and [M] arrays are read as ever; a single row has no stride; the first call's plan is still there.
-    assert go({}, {"gamma": odd + 4, "beta": odd + 12, "mean": odd + 4}) == ("tma_unaligned", 2)
-    assert go({}, {"gamma": odd + 2})[0] not in ("tma", "tma_unaligned")
-    assert go({"x": 1005}, {}, rows=1) == ("tma_unaligned", 2)
-    assert go({}, {}) == ("tma_unaligned", 2)
+    assert go({}, {"gamma": 4, "beta": 12, "mean": 4}) == ("tma_unaligned", 2)
+    assert go({}, {"gamma": 2})[0] not in ("tma", "tma_unaligned")
+    assert go({"x": 1005}, {}, rows=1) == go({}, {}) == ("tma_unaligned", 2)
     for name, size, past in (("x", 2, 1), ("mean", 4, 2), ("gamma", 2, 1)):
         message = (
             f"'{name}' is expected at an address that is a multiple of its element size, {size} bytes, got one {past} "
             "bytes past such an address; copy it to a new array."
         )
         with pytest.raises(ArrayError, match=re.escape(message)):
-            go({}, {name: odd + past})
+            go({}, {name: past})
 
 
 def test_calls_of_bulk_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A result narrower than the inputs leaves in bulk from multiples of 16 bytes only."""
-    pytest.importorskip("cupy")
-    text = "form=tma,threads=32,rows_per_block=1,vec=4,stages=2,grid=128"
-    go = Launches(monkeypatch, "layernorm.fwd:d=1008,dtype=f32,out=bf16", text + ",tma_store=yes")
-    assert go({}, {}) == go({"y": 1016}, {}) == go({"x": 1012}, {}) == ("tma", 4)
-    assert go({"y": 1012}, {})[0] != "tma"
-    assert go({}, {"y": (1 << 20) + 8})[0] != "tma"
-    go = Launches(monkeypatch, "layernorm.fwd:d=1008,dtype=f32,out=bf16", text)
-    assert go({"y": 1012}, {}) == go({}, {"y": (1 << 20) + 8}) == ("tma", 4)
-    assert go({"x": 1010}, {})[0] != "tma"
-
-
-def test_narrow_accesses_are_never_ragged() -> None:
-    p = problem(spec_of("layernorm", "fwd", 1001, "bf16").graph(), 1001)
-    assert any(s.form == "tma_unaligned" for s in ranked(p))
-    for vec in (1, 2, 4, 8):
-        assert {s.form for s in ranked(p, vec=vec)} <= {"registers", "cp_async", "multipass"}
+    gpu, text = FakeGpu(monkeypatch), "form=tma,threads=32,rows_per_block=1,vec=4,stages=2,grid=128"
+    bulk, plain = (
+        partial(went, gpu, lngen.compile("layernorm", d=1008, dtype="f32", out="bf16", schedule={"fwd": s}))
+        for s in (text + ",tma_store=yes", text)
+    )
+    assert bulk({}, {}) == bulk({"y": 1016}, {}) == bulk({"x": 1012}, {}) == ("tma", 4)
+    assert bulk({"y": 1012}, {})[0] != "tma"
+    assert bulk({}, {"y": 8})[0] != "tma"
+    assert plain({"y": 1012}, {}) == plain({}, {"y": 8}) == ("tma", 4)
+    assert plain({"x": 1010}, {})[0] != "tma"
 
 
 # ---- shared memory ----

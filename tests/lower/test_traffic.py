@@ -1,18 +1,15 @@
 """Traffic: if these fail, a kernel moves more bytes than the rows have, or the counts of it are wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import sampling
+from commands import call
 from lngen.check.inputs import random_inputs
-from lngen.cli import cli
 from lngen.compile import KernelSet
 from lngen.errors import LngenError
 from lngen.inspect.traffic import KernelTraffic, measure, row_units, traffic_rows, traffic_text
@@ -81,17 +78,10 @@ def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, sc
     assert row_units(plan, measured, rows) == (3 if plan.spec.direction == "bwd" else 2)
 
 
-@pytest.mark.full
-def test_more_rows_than_one_round_of_blocks() -> None:
-    rows = 8 * 128 + 16
-    plan, measured = counted(BACK, rows, tma(64, 8, 8, 2))
-    assert row_units(plan, measured, rows) == 3
-
-
-@pytest.mark.parametrize("rows", [256, pytest.param(8 * 128 + 16, marks=pytest.mark.full)])
-def test_prefetch_reads_the_last_row_once_more_for_every_row_group(rows: int) -> None:
+@pytest.mark.parametrize(("spec", "rows"), [(BACK, 256), (FEW, 56)])
+def test_prefetch_reads_the_last_row_once_more_for_every_row_group(spec: str, rows: int) -> None:
     """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
-    plan, measured = counted(BACK, rows, registers(64, 8, 8, "prefetch"))
+    plan, measured = counted(spec, rows, registers(64, 8, 8, "prefetch"))
     blocks = plan.kernels[0].grid[0](rows)
     assert row_units(plan, measured, rows) == pytest.approx(
         3 + 2 * blocks * plan.schedule.rows_per_block / rows, rel=1e-12
@@ -187,18 +177,15 @@ def test_bulk_copies_are_counted() -> None:
     assert outcome.traffic.in_flight["k"] == 2048
 
 
-@pytest.mark.parametrize(
-    ("spec", "schedule", "rows", "blocks", "lines"),
-    [
-        ("layernorm.fwd:d=1000,dtype=bf16", registers(64, 2, 8), 5, 3, 16),
-        ("layernorm.bwd:d=768,dtype=bf16", registers(32, 16, 8, "prefetch"), 40, 3, 12),
-        ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", tma(128, 2, 8, 3), 9, 2, 64),
-        ("layernorm.bwd:d=1001,dtype=f32,blocks=2", unaligned(64, 4, 1, 2),
-         12, 2, 32),
-        ("layernorm.fwd:d=32768,dtype=bf16", tma(256, 1, 8, 2, cluster=2, grid=2),
-         5, 2, 512),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spec", "schedule", "rows", "blocks", "lines"), [
+    ("layernorm.fwd:d=1000,dtype=bf16", registers(64, 2, 8), 5, 3, 16),
+    ("layernorm.bwd:d=768,dtype=bf16", registers(32, 16, 8, "prefetch"), 40, 3, 12),
+    ("layernorm.bwd:d=4096,dtype=bf16,blocks=2", tma(128, 2, 8, 3), 9, 2, 64),
+    ("layernorm.bwd:d=1001,dtype=f32,blocks=2", unaligned(64, 4, 1, 2),
+     12, 2, 32),
+    ("layernorm.fwd:d=32768,dtype=bf16", tma(256, 1, 8, 2, cluster=2, grid=2),
+     5, 2, 512),
+])  # fmt: skip
 def test_blocks_ask_for_their_first_rows_before_they_wait(
     spec: str, schedule: Schedule, rows: int, blocks: int, lines: int
 ) -> None:
@@ -216,10 +203,10 @@ def test_blocks_ask_for_their_first_rows_before_they_wait(
 @pytest.mark.parametrize("rows", [1, 5, 133])
 def test_show_counts_as_many_rows_as_are_asked_for(rows: int) -> None:
     args = ["show", "layernorm.fwd:d=64,dtype=bf16", "--stage", "traffic", "--rows", str(rows)]
-    found = CliRunner().invoke(cli, args)
+    found = call(*args)
     assert found.exit_code == 0, found.output
     assert f", {rows} rows counted\n" in found.stdout
-    data = json.loads(CliRunner().invoke(cli, [*args, "--json"]).stdout)
+    data = json.loads(call(*args, "--json").stdout)
     assert data["rows"] == rows
     (kernel,) = data["kernels"]
     assert kernel["moved"]["y"] == {"read": 0, "written": rows * 64 * 2}

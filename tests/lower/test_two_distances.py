@@ -1,7 +1,5 @@
 """Rows at two distances: if these fail, a form of kernel reads or stores some rows elsewhere, or divides too often."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,7 +18,6 @@ from lngen.interpret import interpret
 from lngen.ir import WIDE, D, M
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan, lower
-from lngen.lower.parts import INNER, NUMBERS
 from lngen.problem import Schedule, check, problem
 from lngen.ptx import parse, run_plan
 from lngen.schedule import attempts
@@ -124,16 +121,6 @@ def test_any_address_and_odd_distances() -> None:
     run_checked(plan, 7, strides={"x": (407, 101), "y": (309, 103)}, inner=3, offset=1)
 
 
-def test_heads_of_one_packed_projection_side_by_side() -> None:
-    """q is normalised in place; what lies beside it, k and v, stays as it is."""
-    plan, heads, tokens = two("rmsnorm.fwd:d=64,dtype=f16", registers(8, 4, 8)), 3, 4
-    inputs = random_inputs(plan.spec, heads * tokens)
-    packed: dict[str, Distance] = {"x": (3 * heads * 64, 64), "y": (3 * heads * 64, 64)}
-    done = run_plan(plan, inputs, strides=packed, inner=heads, alias={"y": ("x", 0)})
-    assert done.findings == ()
-    assert not mismatches(done.results, interpret(plan.graph, inputs))
-
-
 # ---- what has to be wrong ----
 
 WRONG = {
@@ -184,37 +171,16 @@ def divisions(text: str, schedule: Schedule) -> list[str]:
     return [i.text for i in entry.instructions if re.match(r"(div|rem)\.[su]64", i.opcode)]
 
 
-@pytest.mark.parametrize(
-    ("text", "schedule", "count"),
-    [
-        ("layernorm.fwd:d=4096,dtype=bf16", registers(128, 1, 8), 1),
-        ("rmsnorm.fwd:d=128,dtype=bf16", registers(4, 16, 8), 1),
-        ("add_layernorm.fwd:d=128,dtype=f32", registers(16, 8, 4), 1),
-        ("layernorm.bwd:d=9001,dtype=f32,blocks=2", multipass(256, 1), 1),
-        ("layernorm.bwd:d=513,dtype=f32,blocks=3", registers(64, 8, 1), 2),  # the prefetch of the first row
-    ],
-)
+@pytest.mark.parametrize(("text", "schedule", "count"), [
+    ("layernorm.fwd:d=4096,dtype=bf16", registers(128, 1, 8), 1),
+    ("rmsnorm.fwd:d=128,dtype=bf16", registers(4, 16, 8), 1),
+    ("add_layernorm.fwd:d=128,dtype=f32", registers(16, 8, 4), 1),
+    ("layernorm.bwd:d=9001,dtype=f32,blocks=2", multipass(256, 1), 1),
+    ("layernorm.bwd:d=513,dtype=f32,blocks=3", registers(64, 8, 1), 2),  # the prefetch of the first row
+])  # fmt: skip
 def test_one_division_for_all_tensors_of_a_row(text: str, schedule: Schedule, count: int) -> None:
     assert len(divisions(f"{text},strides=2", schedule)) == count
     assert divisions(text, schedule) == []
-
-
-def test_arguments() -> None:
-    """An outer stride beside each stride, in every kernel that has one; the number of inner rows once."""
-    plan = two("layernorm.bwd:d=70000,dtype=bf16,blocks=2", multipass(512, 8))
-    rows, columns, finish = plan.kernels
-    assert [a.name for a in columns.arguments[:5]] == ["rows_", "inner_", "dy_ptr_", "dy_outer_", "dy_stride_"]
-    for kernel in (rows, columns):
-        outer, stride = ([a.tensor for a in kernel.arguments if a.kind == k] for k in ("outer_stride", "stride"))
-        assert outer == stride
-        assert stride
-        assert [a for a in kernel.arguments if a.kind == "inner"] == [INNER]
-        assert {a.declaration for a in kernel.arguments if a.kind in NUMBERS} == {
-            f"const long long {a.name}" for a in kernel.arguments if a.kind in NUMBERS
-        }
-    assert not {"inner", "outer_stride"} & {a.kind for a in finish.arguments}
-    single = two("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "single")).kernels
-    assert len({a.name for a in single[0].arguments}) == len(single[0].arguments)
 
 
 # ---- the spec, and what fits it ----
@@ -238,15 +204,6 @@ def test_an_input_of_that_name_has_another_slug() -> None:
     keys = ({"wrt": "x+strides2"}, {"wrt": "x", "strides": 2}, {"wrt": "strides2"})
     specs = [make_spec(Definition("own", own), "bwd", {"d": 8, **given}) for given in keys]
     assert len({s.slug for s in specs}) == len({s.file_slug for s in specs}) == len(specs)
-
-
-def test_no_option_of_a_graph_has_that_name() -> None:
-    def own(b: GraphBuilder) -> None:
-        b.flag("strides", False)
-        b.output("y", b.input("x", M, D))
-
-    with pytest.raises(SpecError, match="has an option called 'strides', which is expected to be none of"):
-        make_spec(Definition("own", own), "fwd", {"d": 8})
 
 
 @pytest.mark.parametrize("value", ["0", "3", "two", ""])

@@ -1,7 +1,5 @@
 """If these fail, a derivative takes for a constant what moves a result, or refuses what does not."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -14,10 +12,7 @@ from lngen.errors import DerivativeError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M, Value
-from lngen.ir.numerics import Array
 from lngen.spec import Spec, make_spec, parse_spec
-
-Inputs = dict[str, Array]
 
 
 def of(describe: object, way: str = "bwd", d: int = 5, **keys: object) -> Spec:

@@ -1,7 +1,5 @@
 """If these fail, gradients are wrong where there is none: a relu or |x| at 0, a tie, the ends of a clamp."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -61,10 +59,7 @@ def of_largest(b: GraphBuilder) -> Value:
 GRAPHS: dict[str, tuple[Callable[[GraphBuilder], Value], Callable[..., Any]]] = {
     "rectified": (lambda b: x_of(b).relu(), lambda torch, x: torch.relu(x)),
     "larger": (lambda b: Value.maximum(*x_and_z(b)), lambda torch, x, z: torch.maximum(x, z)),
-    "larger_of_row": (
-        lambda b: x_of(b).maximum(b.input("z", M)),
-        lambda torch, x, z: torch.maximum(x, z[:, None]),
-    ),
+    "larger_of_row": (lambda b: x_of(b).maximum(b.input("z", M)), lambda torch, x, z: torch.maximum(x, z[:, None])),
     "not_below_zero": (lambda b: x_of(b).maximum(0), lambda torch, x: torch.maximum(x, torch.zeros_like(x))),
     "smaller": (lambda b: Value.minimum(*x_and_z(b)), lambda torch, x, z: torch.minimum(x, z)),
     "clamped": (lambda b: x_of(b).clamp(-1, 2), lambda torch, x: torch.clamp(x, -1, 2)),

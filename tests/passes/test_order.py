@@ -1,7 +1,5 @@
 """If these fail, the order of a sum is not what the attributes say, kernels do not follow it, or its rule is wrong."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path
@@ -64,14 +62,11 @@ def test_another_attribute_is_other_bits_and_kernels_follow(what: str) -> None:
 CUT = "consecutive elements of a chunk are expected to be a power of two up to 4, and a segment whole "
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("chunk=4", "chunk=3", CUT + "chunks, got 3 and 1025.33 chunks."),
-        ("chunk=4", "chunk=16", CUT + "chunks, got 16 and 192.25 chunks."),
-        (r"segment=\d+", "segment=3078", CUT + "chunks, got 4 and 769.5 chunks."),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("chunk=4", "chunk=3", CUT + "chunks, got 3 and 1025.33 chunks."),
+    ("chunk=4", "chunk=16", CUT + "chunks, got 16 and 192.25 chunks."),
+    (r"segment=\d+", "segment=3078", CUT + "chunks, got 4 and 769.5 chunks."),
+])  # fmt: skip
 def test_what_no_kernel_can_load(old: str, new: str, message: str) -> None:
     graph = edited(parse_spec(FORWARD).graph(), old, new)
     with pytest.raises(LowerError) as error:
@@ -112,29 +107,12 @@ def test_the_number_of_blocks_is_part_of_the_graph_and_of_the_name() -> None:
     assert "blocks=108" not in str(parse_spec("layernorm.bwd:d=4096,dtype=bf16").graph())
 
 
-def test_a_forward_has_no_blocks() -> None:
-    with pytest.raises(SpecError, match="there is no key 'blocks'"):
-        parse_spec("layernorm.fwd:d=8,blocks=3")
-
-
-@pytest.mark.parametrize("value", ["0", "4097", "many"])
-def test_blocks_is_a_whole_number(value: str) -> None:
-    with pytest.raises(SpecError, match=f"'blocks' is expected to be a whole number from 1 to 4096, got '{value}'"):
-        parse_spec(f"layernorm.bwd:d=8,blocks={value}")
-
-
-@sampling.rotating(
-    ("spec", "schedule"),
-    [
-        ("d=8192,blocks=5", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"),
-        (
-            "d=8192,blocks=6",
-            "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes,single_launch=yes",
-        ),
-        ("d=4096,blocks=3", "form=tma,threads=256,rows_per_block=2,vec=8,stages=3,tma_store=yes"),
-        ("d=1024,blocks=2", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
-    ],
-)
+@sampling.rotating(("spec", "schedule"), [
+    ("d=8192,blocks=5", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes"),
+    ("d=8192,blocks=6", "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes,single_launch=yes"),
+    ("d=4096,blocks=3", "form=tma,threads=256,rows_per_block=2,vec=8,stages=3,tma_store=yes"),
+    ("d=1024,blocks=2", "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes"),
+])  # fmt: skip
 def test_kernels_keep_to_it(spec: str, schedule: str) -> None:
     built = parse_spec(f"layernorm.bwd:{spec},dtype=bf16")
     chosen = parse_schedule(schedule, BASE)
@@ -166,10 +144,9 @@ def test_every_number_of_the_rule_says_why() -> None:
         order.rule_of("v0")
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("is = 16\n", "is = 0\n"), ("is = 16\n", 'is = "16"\n'), ('why = "a segment', 'because = "a segment')],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("is = 16\n", "is = 0\n"), ("is = 16\n", 'is = "16"\n'), ('why = "a segment', 'because = "a segment'),
+])  # fmt: skip
 def test_a_rule_with_a_wrong_number_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
 ) -> None:

@@ -1,10 +1,7 @@
 """If these fail, gradients have more sums or phases than one would write by hand, lose accuracy, or take too long."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,11 +11,10 @@ from lngen.check.inputs import same_bits
 from lngen.compile import Compilation, KernelSet
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum, print_graph
+from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.lower import lower
 from lngen.passes import upstream
-from lngen.passes.polynomial import AxisSum, Order, atom
 from lngen.problem import depths
 from lngen.ptx import run_plan
 from lngen.spec import Spec, make_spec
@@ -98,15 +94,10 @@ def spec_of(describe: Describe, way: str, d: int, dtype: str, **more: str) -> Sp
 
 # Column sums, the phase of each row sum (none waits for another of the gradient), and equations.
 SUMS: dict[Describe, tuple[int, list[int], int]] = {
-    colscale: (3, [0, 0], 27),
-    bias_and_colscale: (4, [0, 0], 32),
-    rowscale: (2, [0, 0, 0, 0, 0], 35),
-    halved: (3, [0, 0], 34),
-    gated: (1, [0], 28),
-    gated_before: (1, [0], 33),
-    norm_of_norm: (3, [0, 0, 0, 0], 44),
+    colscale: (3, [0, 0], 27), bias_and_colscale: (4, [0, 0], 32), rowscale: (2, [0, 0, 0, 0, 0], 35),
+    halved: (3, [0, 0], 34), gated: (1, [0], 28), gated_before: (1, [0], 33), norm_of_norm: (3, [0, 0, 0, 0], 44),
     quadratic: (1, [0, 1, 1], 27),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("describe", SUMS)
@@ -115,20 +106,6 @@ def test_sums_of_several_terms_stay_whole(describe: Describe) -> None:
     levels = depths(g)
     rows = sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, D))
     assert (sum(is_sum(e, M) for e in g.eqns), rows, len(g.eqns)) == SUMS[describe]
-
-
-def test_a_sum_over_rows_uses_the_gradient_that_is_written() -> None:
-    spec = spec_of(colscale, "bwd", 512, "bf16")
-    text = print_graph(spec.trace()["save"])
-    for line in (
-        "%dx32_part_2 : f32[M, D] = mul %rstd, %dx32_part_1",
-        "%dx32 : f32[M, D] = mul %colscale32, %dx32_part_2",
-        "%terms : f32[M, D] = mul %x32, %dx32_part_2",
-        "%sum_terms : f32[D] = reduce_sum %terms {axis=M}",
-        "%dcolscale : bf16[D] = cast %sum_terms {to=bf16}",
-        "%dresidual : bf16[M, D] = cast %dx32_part_2 {to=bf16}",
-    ):
-        assert line in [" ".join(found.split()) for found in text.splitlines()]
 
 
 def draw(g: Graph, rows: int, d: int, seed: int = 0) -> dict[str, Array]:
@@ -174,11 +151,10 @@ def test_a_scaled_residual_fits_into_registers() -> None:
     assert not any(r.spills for r in built.resources.values())
 
 
-@pytest.mark.parametrize("describe", [colscale, bias_and_colscale, quadratic])
-def test_kernels_have_the_same_bits(describe: Describe) -> None:
+def test_kernels_have_the_same_bits() -> None:
     """The gradient of a bias before the norm was a sum over rows of what has no D, which no kernel takes."""
     pytest.importorskip("cupy")
-    spec = spec_of(describe, "bwd", 40, "f32")
+    spec = spec_of(bias_and_colscale, "bwd", 40, "f32")
     inputs = draw(spec.graph(), 9, 40)
     outcome = run_plan(lower(spec, Compilation(spec).schedule("sm_90")), inputs)
     assert outcome.findings == ()
@@ -251,20 +227,6 @@ def test_a_deep_graph_takes_as_many_equations_as_it_has(step: str) -> None:
         assert_same_gradient(raw, simplified, inputs)
 
 
-def test_ten_squarings() -> None:
-    def tenfold(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        for _ in range(10):
-            x = b.mul("h", x, x)
-        b.output("y", x)
-
-    trace = spec_of(tenfold, "bwd", 8, "f32").trace()
-    assert len(trace["simplify"].eqns) == 23  # x^1023 is the product of x and the ten powers that the forward has
-    inputs = {"x": np.full((1, 8), 1.0001), "dy": np.ones((1, 8))}
-    doubles = spec_of(tenfold, "bwd", 8, "f64").trace()
-    assert assert_same_gradient(doubles["vjp"], doubles["simplify"], inputs) == 1
-
-
 def random_forward(seed: int, steps: int) -> Graph:
     """A graph of random equations over inputs of every shape; divisors and roots stay off zero."""
     rng = random.Random(seed)
@@ -297,7 +259,7 @@ def random_forward(seed: int, steps: int) -> Graph:
     return b.build(b.cast("y", result, to=F64))
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_no_graph_grows_and_its_gradient_is_kept(block: int) -> None:
     compared = 0
     for seed in range(150 * block, 150 * block + 150):
@@ -305,14 +267,3 @@ def test_no_graph_grows_and_its_gradient_is_kept(block: int) -> None:
         assert len(simplified.eqns) <= 4 * len(passes.cse(raw).eqns) + 10
         compared += assert_same_gradient(raw, simplified, {k: 0.5 * a for k, a in draw(raw, 3, 4, seed).items()})
     assert compared > 200
-
-
-def test_sums_are_compared_by_their_terms_in_order() -> None:
-    b = Builder("f")
-    values = [b.param(f"v{n}", F64, M, D) for n in range(12)]
-    order = Order(set(), values)
-    terms = [(atom(v), Fraction(n + 1)) for n, v in enumerate(values)]
-    keys = [order.key(atom(AxisSum(M, frozenset(t)))) for t in (terms, terms[::-1])]
-    inner = keys[0][0][0][4]  # type: ignore[index]
-    assert keys[0] == keys[1]
-    assert inner == [(order.key(p), c) for p, c in terms]

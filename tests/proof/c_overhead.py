@@ -5,8 +5,6 @@
 The driver does nothing: tests/support/no_op_driver.c in place of libcuda. The program is tests/proof/c_overhead.c.
 """
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

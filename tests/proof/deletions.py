@@ -8,8 +8,6 @@ instruction is redundant there.
     python tests/proof/deletions.py [FORM...]    tries all; exits with 1 if that differs from deletions.txt
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

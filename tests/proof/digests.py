@@ -7,8 +7,6 @@ A digest covers the order of the sums as the graph's attributes spell it, and ev
 alone, so that no version of a library can change them.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -31,31 +29,11 @@ FILE = Path(__file__).resolve().parents[1] / "data" / "digests_v1.json"
 # Short, odd, whole and partial chunks; the lengths at which the table of the order changes, and their neighbours;
 # rows of 1, 2, 3, ... 128 segments.
 LENGTHS = (
-    *(1, 2, 3, 5, 7, 8, 16, 31, 33, 64, 100, 127, 128, 257, 512, 768, 769, 1000, 1024, 1280, 1281, 1536, 1537, 2048),
-    *(
-        3072,
-        3584,
-        3592,
-        4095,
-        4096,
-        4104,
-        5120,
-        5121,
-        5128,
-        6144,
-        6152,
-        7168,
-        7170,
-        7176,
-        8184,
-        8192,
-        8200,
-        10240,
-        10248,
-    ),
-    *(12280, 12287, 12288, 12296, 13304, 13312, 13824, 13832, 16376, 16384, 16392, 24576, 24584, 32768, 32776),
-    *(50001, 65536, 65544, 100000, 131072, 262144, 262152),
-)
+    1, 2, 3, 5, 7, 8, 16, 31, 33, 64, 100, 127, 128, 257, 512, 768, 769, 1000, 1024, 1280, 1281, 1536, 1537, 2048,
+    3072, 3584, 3592, 4095, 4096, 4104, 5120, 5121, 5128, 6144, 6152, 7168, 7170, 7176, 8184, 8192, 8200, 10240,
+    10248, 12280, 12287, 12288, 12296, 13304, 13312, 13824, 13832, 16376, 16384, 16392, 24576, 24584, 32768, 32776,
+    50001, 65536, 65544, 100000, 131072, 262144, 262152,
+)  # fmt: skip
 FEW_LENGTHS = (1, 33, 100, 1000, 4096, 16384, 32776)  # of the other graphs
 DTYPES = ("f32", "f16", "bf16", "f64", "bf16,weight=f32", "f32,out=bf16", "bf16,weight=f64")
 OWN_DTYPES = ("f32", "bf16")

@@ -9,8 +9,6 @@ written; the floor is the number of [M, D] inputs and results of the call in the
 are those of the compiler, for each arch. Needs NVRTC and no GPU. tests/proof/test_family_table.py holds the table.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -56,12 +54,9 @@ def moved(spec: Spec, compilation: Compilation) -> Row:
     rows = traffic_rows(kernels.plan)
     measured = measure(kernels, random_inputs(spec, rows), DEFAULT_ARCH)
     return {
-        "spec": str(spec),
-        "schedule": str(kernels.plan.schedule),
-        "rows": rows,
-        "floor": floor_units(spec),
+        "spec": str(spec), "schedule": str(kernels.plan.schedule), "rows": rows, "floor": floor_units(spec),
         "moved": round(row_units(kernels.plan, measured, rows), 4),
-    }
+    }  # fmt: skip
 
 
 def taken(compilation: Compilation, arch: str) -> Row:

@@ -6,8 +6,6 @@ row that are not loaded as zero (every term of a reduction is guarded, every sto
 how far loops are unrolled, and a copy of the last row where there is no further one.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable

@@ -4,8 +4,6 @@ A mutant is one mistake: in the CUDA text, in the PTX, in a plan, or in what a p
 lists them. Nothing in lngen knows about them.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext

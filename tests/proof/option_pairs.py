@@ -7,8 +7,6 @@ A pair may be refused by ``lngen.compile``, with an LngenError; the command prin
 A pair that is compiled has to run: weights are of size 0.5 to 1.5, so that none is too small to rebuild a row.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys
@@ -49,17 +47,10 @@ def values(graph: str) -> dict[str, tuple[str, ...]]:
     outputs, statistics = definition.outputs(whole), definition.statistics(whole)
     inputs = definition.differentiable(whole)
     return found | {
-        "dtype": ("f16", "bf16", "f64"),
-        "weight": DTYPES,
-        "out": DTYPES,
-        "eps": ("1e-3",) if definition.builder(whole).takes_eps else (),
-        "save": ("none", *outputs, *statistics),
-        "wrt": inputs,
-        "of": (*outputs, *statistics),
-        "grad": DTYPES,
-        "accumulate": inputs,
-        "blocks": ("2",),
-    }
+        "dtype": ("f16", "bf16", "f64"), "weight": DTYPES, "out": DTYPES,
+        "eps": ("1e-3",) if definition.builder(whole).takes_eps else (), "save": ("none", *outputs, *statistics),
+        "wrt": inputs, "of": (*outputs, *statistics), "grad": DTYPES, "accumulate": inputs, "blocks": ("2",),
+    }  # fmt: skip
 
 
 def pairs(graph: str) -> Iterator[Keys]:

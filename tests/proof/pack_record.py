@@ -7,8 +7,6 @@ Launches go to a driver that answers at once: a C library in place of libcuda, c
 a GPU, and host times of calls stand beside those of a compiled norm and of PyTorch.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import math

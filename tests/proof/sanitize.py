@@ -5,8 +5,6 @@ for tool in memcheck racecheck initcheck synccheck; do
 done
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 
@@ -37,10 +35,7 @@ CASES = (
 )
 # One block a multiprocessor: synccheck, and it alone, ends with an illegal address where several blocks of clusters of
 # 16 share one and have an mbarrier, whatever they do with it.
-CLUSTERS_OF_16 = (
-    "layernorm.bwd:d=40000,dtype=f32,save=none",
-    tma(64, 1, 4, 2, "cached", cluster=16),
-)
+CLUSTERS_OF_16 = ("layernorm.bwd:d=40000,dtype=f32,save=none", tma(64, 1, 4, 2, "cached", cluster=16))
 # Every form, and each of its ways; few owners, so that their stages go round.
 SCHEDULES = (
     ("layernorm.fwd:d=64,dtype=bf16", tma(4, 8, 8, 2, "store cached", grid=2)),

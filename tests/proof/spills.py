@@ -7,8 +7,6 @@ Prints a line for each case: the bytes a thread spills, the arch, the spec, the 
 run. Needs NVRTC and no GPU. tests/proof/test_family_table.py holds some of the cases.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

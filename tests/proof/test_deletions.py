@@ -1,7 +1,5 @@
 """If these fail, the executor overlooks a missing or weakened instruction that orders something."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cupy")

@@ -1,7 +1,5 @@
 """If these fail, a mistake in a kernel, a plan, a launch or a pass can pass the checks that run without a GPU."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("cupy")

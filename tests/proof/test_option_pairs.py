@@ -1,7 +1,5 @@
 """Pairs of values of two options run as a user calls them: ``tests/proof/option_pairs.py`` runs all."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

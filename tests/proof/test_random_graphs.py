@@ -3,8 +3,6 @@
 ``python tests/proof/test_random_graphs.py --examples 5000 --seed 1`` runs a long campaign.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

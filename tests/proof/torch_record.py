@@ -8,8 +8,6 @@ medians of 21 batches, in microseconds a call. ``native`` is lngen with its exte
 its CPU kernels and says little.
 """
 
-from __future__ import annotations
-
 import argparse
 import platform
 import sys

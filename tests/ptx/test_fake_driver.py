@@ -1,28 +1,21 @@
 """If these fail, tests that launch through the fake driver prove nothing: it takes what a GPU refuses, or errs."""
 
-from __future__ import annotations
-
 import ctypes
 import threading
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import fake_launches
-from c_launcher import ADDRESS, INT, POINTER, begin, call, download, function_of, launch, load, run, upload
+from c_launcher import ADDRESS, INT, POINTER, begin, download, function_of, launch, load, run, upload
 from fake_driver import FakeDriver
-from fake_images import made_up_cubin
 from fake_kernels import ADD, DOUBLE, started
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.emit import emit
 from lngen.interpret import interpret
-from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.problem import Schedule
-from lngen.toolchain import compile_ptx
 from plans import plan_of
 from schedules import cp_async, multipass, registers, tma
 
@@ -53,27 +46,6 @@ def test_a_plan_gives_the_bits_of_the_interpreter(case: str, programmatic: bool)
     assert [done.kernel for done in gpu.launched] == [k.name for k in plan.kernels]
     assert [done.cooperative for done in gpu.launched] == [k.cooperative for k in plan.kernels]
     assert [done.cluster for done in gpu.launched] == [(k.cluster, 1, 1) for k in plan.kernels]
-
-
-def test_results_land_in_the_memory_of_the_host() -> None:
-    """Arrays anywhere: the bytes beside them keep their values."""
-    spec, schedule, rows = CASES["registers"]
-    plan, gpu = plan_of(spec, schedule), FakeDriver()
-    inputs = random_inputs(plan.spec, rows)
-    arrays = dict(inputs) | {
-        v.name: np.zeros(v.type.shape(rows, plan.spec.d), NUMPY_DTYPE[v.type.dtype]) for v in plan.outputs
-    }
-    room = {name: np.full(a.nbytes + 64, 7, np.uint8) for name, a in arrays.items()}
-    placed = {}
-    for name, a in arrays.items():
-        first = -room[name].ctypes.data % 16 + 16
-        placed[name] = room[name][first : first + a.nbytes].view(a.dtype).reshape(a.shape)
-        placed[name][...] = a
-    begin(gpu)
-    call(gpu, plan, gpu.made_up(emit(plan)), {n: gpu.maps_array(a, n) for n, a in placed.items()}, rows, True)
-    assert not mismatches({v.name: placed[v.name] for v in plan.outputs}, interpret(plan.graph, inputs))
-    assert all((room[n] == 7).sum() >= 64 and (placed[n].tobytes() == inputs[n].tobytes()) for n in inputs)
-    assert all((whole[:16] == 7).all() and (whole[-16:] == 7).all() for whole in room.values())
 
 
 def doubled(gpu: FakeDriver, address: int, count: int, stream: int = 0) -> int:
@@ -139,16 +111,6 @@ def test_maps_that_overlap() -> None:
     assert doubled(gpu, words.ctypes.data, 8) == 0
 
 
-def test_memories_are_found_whatever_came_and_went() -> None:
-    gpu, kept = started(), list[int]()
-    for place in range(6):
-        kept.append(upload(gpu, np.full(8, place, np.uint32)))
-        if place % 2:
-            assert gpu.cuMemFree_v2(ADDRESS(kept.pop(0))) == 0
-    assert [doubled(gpu, address, 8) for address in kept] == [0, 0, 0]
-    assert [download(gpu, address, (8,), np.uint32)[7] for address in kept] == [6, 8, 10]
-
-
 def test_what_nothing_wrote_and_what_is_freed() -> None:
     gpu, pointer = started(), ADDRESS()
     assert gpu.cuMemAlloc_v2(ctypes.byref(pointer), 64) == 0
@@ -173,44 +135,6 @@ def test_arguments_have_the_size_of_their_parameters() -> None:
     assert done.values == (out, 0x3DCCCCCD, 3, 0x3FD0000000000000)
     assert (done.kernel, done.grid, done.block, done.shared, done.stream) == ("k", (1, 1, 1), (4, 1, 1), 16, 64)
     assert (done.attributes, done.device, done.thread) == ({}, 0, threading.get_ident())
-
-
-def test_ptx_is_an_image_as_it_is() -> None:
-    gpu = started()
-    for image in (DOUBLE.encode() + b"\0", ctypes.create_string_buffer(DOUBLE.encode()), DOUBLE.encode()):
-        address = upload(gpu, np.ones(4, np.uint32))
-        function = function_of(gpu, load(gpu, image), "k")
-        assert launch(gpu, function, (1,), 32, [ADDRESS(address), ctypes.c_uint32(4)]) == 0
-        assert download(gpu, address, (4,), np.uint32).tolist() == [2] * 4
-
-
-def test_a_folder_of_cubins(tmp_path: Path) -> None:
-    """Each with PTX beside it, or CUDA text of which it can be made."""
-    source = 'extern "C" __global__ void k(unsigned* o, unsigned n) { if (threadIdx.x < n) o[threadIdx.x] *= 2; }'
-    (tmp_path / "a.sm_90.cubin").write_bytes(made_up_cubin(DOUBLE, "sm_90"))
-    (tmp_path / "a.sm_90.ptx").write_text(DOUBLE)
-    (tmp_path / "more").mkdir()
-    (tmp_path / "more" / "b.sm_80.cubin").write_bytes(made_up_cubin(source, "sm_80"))
-    (tmp_path / "more" / "b.cu").write_text(source)
-    asked = []
-
-    def compiled(text: str, arch: str) -> str:
-        asked.append(arch)
-        return compile_ptx(text, arch)
-
-    for folder, capability in ((tmp_path, (9, 0)), (tmp_path / "more", (8, 0))):
-        gpu = FakeDriver(capability)
-        gpu.knows_pack(tmp_path, compiled)
-        begin(gpu)
-        (path,) = folder.glob("*.cubin")
-        image = path.read_bytes()
-        held = ctypes.create_string_buffer(image, len(image) + 100)  # its own length counts
-        for given in (image, POINTER(ctypes.addressof(held)), ctypes.c_char_p(ctypes.addressof(held))):
-            address = upload(gpu, np.ones(4, np.uint32))
-            function = function_of(gpu, load(gpu, given), "k")
-            assert launch(gpu, function, (1,), 32, [ADDRESS(address), ctypes.c_uint32(4)]) == 0
-            assert download(gpu, address, (4,), np.uint32).tolist() == [2] * 4
-    assert asked == ["sm_80", "sm_80"]
 
 
 def test_threads_have_contexts_of_their_own() -> None:
@@ -292,45 +216,3 @@ def test_launches_run_one_after_another_in_the_order_asked_for(monkeypatch: pyte
     for t in threads:
         t.join()
     assert orders == [(1, 7)] * 4
-
-
-def test_a_captured_stream_runs_when_its_graph_does() -> None:
-    gpu = started()
-    address, function = upload(gpu, np.ones(4, np.uint32)), function_of(gpu, load(gpu, DOUBLE.encode()), "k")
-    gpu.captures[64] = 5
-    status, number, graph = INT(), ctypes.c_uint64(), POINTER()
-    found = ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph)
-    assert gpu.cuStreamGetCaptureInfo_v2(POINTER(64), *found, None, None) == 0
-    assert (status.value, number.value, graph.value) == (1, 5, 5)
-    kept, ended = POINTER(), ctypes.CDLL(None)
-    semaphore = ctypes.create_string_buffer(32)
-    ended.sem_init(semaphore, 0, 0)
-    post = ctypes.cast(ended.sem_post, POINTER)
-    assert gpu.cuUserObjectCreate(ctypes.byref(kept), semaphore, post, 1, 1) == 0
-    assert gpu.cuGraphRetainUserObject(graph, kept, 1, 1) == 0
-    assert launch(gpu, function, (1,), 32, [ADDRESS(address), ctypes.c_uint32(4)], stream=64) == 0
-    gpu.captures.clear()
-    assert download(gpu, address, (4,), np.uint32).tolist() == [1] * 4
-    gpu.replay(5)
-    gpu.replay(5)
-    assert download(gpu, address, (4,), np.uint32).tolist() == [4] * 4
-    assert ended.sem_trywait(semaphore) != 0
-    gpu.destroy(5)
-    assert ended.sem_trywait(semaphore) == 0
-
-
-def test_a_module_finds_this_driver_only_within() -> None:
-    module, gpu = SimpleNamespace(library=lambda: None), FakeDriver()
-    with gpu.behind(module) as found:
-        assert found is module.library() is gpu
-    assert module.library() is None
-
-
-def test_variables_of_a_module_end_with_it() -> None:
-    gpu = started()
-    text = DOUBLE.replace(".visible", ".global .align 4 .u32 v[4] = {1, 2, 3, 4};\n.visible", 1)
-    module = load(gpu, text.encode())
-    (buffer,) = gpu.memories.of(0).buffers
-    assert buffer.name == "v"
-    assert gpu.cuModuleUnload(module) == 0
-    assert not gpu.memories.of(0).buffers

@@ -1,7 +1,5 @@
 """If these fail, the fake driver takes calls that a driver refuses, or that ctypes passes on wrongly."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 
@@ -11,7 +9,7 @@ import pytest
 from c_calls import STATUS
 from c_launcher import ADDRESS, INT, POINTER, allocate, begin, function_of, launch, load, upload
 from fake_driver import FakeDriver
-from fake_images import compiles, made_up_cubin, newest_ptx, runs
+from fake_images import made_up_cubin
 from fake_kernels import ADD, DOUBLE, started
 
 ref = ctypes.byref
@@ -56,37 +54,6 @@ def test_nothing_works_before_the_start() -> None:
         assert call() == 201
 
 
-def test_devices_have_numbers_names_and_attributes() -> None:
-    gpu, device, name, value = FakeDriver((8, 0), 108, "NVIDIA A100", devices=2), INT(), bytes(8), INT()
-    assert gpu.cuInit(0) == gpu.cuDeviceGet(ref(device), 1) == 0
-    assert device.value == 1
-    for number in (-1, 2):
-        assert gpu.cuDeviceGet(ref(device), number) == 101
-        assert gpu.cuDeviceGetName(ctypes.create_string_buffer(8), 8, number) == 101
-        assert gpu.cuDeviceGetAttribute(ref(value), 75, number) == 101
-        assert gpu.cuDevicePrimaryCtxRetain(ref(POINTER()), number) == 101
-    for size, want in ((64, b"NVIDIA A100"), (8, b"NVIDIA "), (1, b"")):
-        name = ctypes.create_string_buffer(size)
-        assert gpu.cuDeviceGetName(name, size, device) == 0
-        assert name.value == want
-    assert gpu.cuDeviceGetAttribute(ref(value), 9999, 0) == 1
-    for attribute, want in {16: 108, 75: 8, 76: 0, 97: 163 << 10, 8: 48 << 10, 39: 2048, 120: 0}.items():
-        assert gpu.cuDeviceGetAttribute(ref(value), attribute, 0) == 0
-        assert value.value == want, attribute
-
-
-def test_contexts() -> None:
-    gpu, context = FakeDriver(devices=2), POINTER()
-    assert gpu.cuInit(0) == 0
-    assert gpu.cuCtxSetCurrent(POINTER(1 << 20)) == 201, "not retained"
-    assert gpu.cuDevicePrimaryCtxRetain(ref(context), 1) == gpu.cuCtxSetCurrent(context) == 0
-    assert (gpu.device, gpu.retained) == (1, [0, 1])
-    assert gpu.cuCtxSetCurrent(None) == 0
-    assert gpu.cuCtxSynchronize() == 201
-    assert gpu.cuDevicePrimaryCtxRelease_v2(1) == 0
-    assert gpu.cuDevicePrimaryCtxRelease_v2(1) == 201
-
-
 def test_images_suit_the_gpu_and_the_driver() -> None:
     gpu = started((8, 6))
     for arch, status in (("sm_80", 0), ("sm_86", 0), ("sm_89", 209), ("sm_90", 209), ("sm_75", 209), ("sm_80a", 209)):
@@ -102,24 +69,6 @@ def test_images_suit_the_gpu_and_the_driver() -> None:
         assert load_status(gpu, image) == 200
     assert load_status(gpu, cubin + b"after it") == 0
     assert gpu.cuModuleLoadData(ref(POINTER()), None) == 1
-
-
-def test_which_archs_run_where() -> None:
-    ran = [a for a in ("sm_90", "sm_90a", "sm_100", "sm_100a", "sm_100f", "sm_103", "sm_120") if runs(a, (10, 3))]
-    assert ran == ["sm_100", "sm_100f", "sm_103"]
-    made = [a for a in ("sm_75", "sm_90", "sm_90a", "sm_100f", "sm_103", "sm_120") if compiles(a, (10, 3))]
-    assert made == ["sm_75", "sm_90", "sm_100f", "sm_103"]
-    assert [*map(newest_ptx, (12000, 12040, 12060, 12080, 13000, 13020))] == [80, 84, 85, 87, 90, 92]
-
-
-def test_the_log_of_ptx_that_does_not_compile() -> None:
-    gpu, log, module = started(), ctypes.create_string_buffer(40), POINTER()
-    options, values = (INT * 2)(5, 6), (POINTER * 2)(ctypes.addressof(log), 40)
-    bad = DOUBLE.replace("ld.param.u64 %rd0", "?").encode()
-    assert gpu.cuModuleLoadDataEx(ref(module), bad, 2, options, values) == 218
-    assert log.value.startswith(b"PTX line")
-    assert gpu.cuModuleLoadDataEx(ref(module), DOUBLE.encode(), 0, None, None) == 0
-    assert gpu.cuModuleLoadDataEx(ref(module), DOUBLE.encode(), 1, None, None) == 1
 
 
 def test_handles_end_with_their_module() -> None:
@@ -181,10 +130,9 @@ def test_shapes_of_launches() -> None:
     assert old.cuFuncSetAttribute(old_function, NON_PORTABLE, 1) == 1
 
 
-@pytest.mark.parametrize(
-    ("block", "shared", "registers", "most"),
-    [(1024, 0, 32, 8), (1024, 0, 33, 4), (32, 0, 32, 128), (32, 47104, 32, 16)],
-)
+@pytest.mark.parametrize(("block", "shared", "registers", "most"), [
+    (1024, 0, 32, 8), (1024, 0, 33, 4), (32, 0, 32, 128), (32, 47104, 32, 16),
+])  # fmt: skip
 def test_a_cooperative_launch_fits_on_the_gpu(block: int, shared: int, registers: int, most: int) -> None:
     """Threads, registers, blocks or shared memory of four multiprocessors are the limit."""
     gpu = started(multiprocessors=4)
@@ -276,23 +224,6 @@ def test_what_ctypes_would_pass_on_wrongly() -> None:
     function = loaded(gpu)
     with pytest.raises(AssertionError, match="'k' has 2 parameters, and the table of arguments 3 pointers"):
         launch(gpu, function, (1,), 32, [INT(), INT(), INT()])
-
-
-@pytest.mark.parametrize(
-    "way",
-    [
-        lambda p: ref(p), lambda p: ctypes.pointer(p), lambda p: POINTER(ctypes.addressof(p)),
-        lambda p: ctypes.cast(ref(p), ctypes.POINTER(ADDRESS)), lambda p: ADDRESS(ctypes.addressof(p)),
-    ],
-)  # fmt: skip
-def test_ways_to_pass_a_pointer(way: Callable[[ctypes.c_uint64], object]) -> None:
-    gpu, pointer = started(), ADDRESS()
-    assert gpu.cuMemAlloc_v2(way(pointer), ctypes.c_size_t(64)) == 0
-    for data in (bytes(range(64)), (ctypes.c_ubyte * 64)(*range(64)), np.arange(64, dtype=np.uint8).ctypes):
-        assert gpu.cuMemcpyHtoD_v2(pointer, data, 64) == 0
-        found = (ctypes.c_ubyte * 64)()
-        assert gpu.cuMemcpyDtoH_v2(found, pointer, 64) == 0
-        assert bytes(found) == bytes(range(64))
 
 
 def test_a_second_start_changes_nothing() -> None:

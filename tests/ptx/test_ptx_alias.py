@@ -1,7 +1,5 @@
 """A result over an input has other bits, under a schedule that says it may lie there, if these fail."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -47,48 +45,32 @@ FORWARD = [
     ("layernorm.fwd:d=1024,dtype=bf16", "form=registers,threads=32,rows_per_block=4,vec=8"),
     ("layernorm.fwd:d=8200,dtype=bf16", "form=registers,threads=256,rows_per_block=1,vec=8,cluster=2"),
     ("rmsnorm.fwd:d=1000,dtype=f32", "form=tma,threads=64,rows_per_block=2,vec=4,stages=3,grid=2"),
-    (
-        "layernorm.fwd:d=1000,dtype=f32",
-        "form=tma,threads=64,rows_per_block=1,vec=4,stages=2,grid=2,tma_store=yes,cached_weights=yes",
-    ),
-    (
-        "rmsnorm.fwd:d=64,dtype=bf16",
-        "form=tma,threads=4,rows_per_block=8,vec=8,stages=2,grid=2,row_in_registers=yes,early_release=yes",
-    ),
+    ("layernorm.fwd:d=1000,dtype=f32",
+     "form=tma,threads=64,rows_per_block=1,vec=4,stages=2,grid=2,tma_store=yes,cached_weights=yes"),
+    ("rmsnorm.fwd:d=64,dtype=bf16",
+     "form=tma,threads=4,rows_per_block=8,vec=8,stages=2,grid=2,row_in_registers=yes,early_release=yes"),
     ("layernorm.fwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=2,dynamic=yes"),
-    (
-        "rmsnorm.fwd:d=5000,dtype=f32",
-        "form=tma,threads=32,rows_per_block=4,vec=4,stages=2,grid=1,cluster=2,tma_store=yes",
-    ),
+    ("rmsnorm.fwd:d=5000,dtype=f32",
+     "form=tma,threads=32,rows_per_block=4,vec=4,stages=2,grid=1,cluster=2,tma_store=yes"),
     ("layernorm.fwd:d=1002,dtype=bf16", "form=cp_async,threads=32,rows_per_block=1,vec=2,stages=3,grid=2"),
-    (
-        "layernorm.fwd:d=1001,dtype=bf16",
-        "form=tma_unaligned,threads=32,rows_per_block=2,vec=1,stages=2,grid=2,tma_store=yes",
-    ),
+    ("layernorm.fwd:d=1001,dtype=bf16",
+     "form=tma_unaligned,threads=32,rows_per_block=2,vec=1,stages=2,grid=2,tma_store=yes"),
     ("layernorm.fwd:d=1000,dtype=bf16", "form=multipass,threads=32,rows_per_block=1,vec=8"),
-]
+]  # fmt: skip
 BACKWARD = [
     ("layernorm.bwd:d=1000,dtype=bf16", "form=registers,threads=64,rows_per_block=8,vec=8"),
-    (
-        "layernorm.bwd:d=1000,dtype=bf16,blocks=2",
-        "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes",
-    ),
-    (
-        "rmsnorm.bwd:d=1000,dtype=f16,weight=f32",
-        "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes",
-    ),
-    (
-        "layernorm.bwd:d=96,dtype=f16,blocks=1",
-        "form=tma,threads=4,rows_per_block=128,vec=8,stages=2,row_in_registers=yes,early_release=yes",
-    ),
+    ("layernorm.bwd:d=1000,dtype=bf16,blocks=2",
+     "form=registers,threads=64,rows_per_block=8,vec=8,prefetch=yes,single_launch=yes"),
+    ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32",
+     "form=tma,threads=64,rows_per_block=8,vec=8,stages=2,cached_weights=yes"),
+    ("layernorm.bwd:d=96,dtype=f16,blocks=1",
+     "form=tma,threads=4,rows_per_block=128,vec=8,stages=2,row_in_registers=yes,early_release=yes"),
     ("rmsnorm.bwd:d=8200,blocks=1", "form=tma,threads=64,rows_per_block=2,vec=4,stages=2,cluster=4,single_launch=yes"),
     ("rmsnorm.bwd:d=1002,dtype=bf16", "form=cp_async,threads=64,rows_per_block=8,vec=2,stages=2,single_launch=yes"),
-    (
-        "layernorm.bwd:d=1001,dtype=bf16",
-        "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,tma_store=yes,cached_weights=yes",
-    ),
+    ("layernorm.bwd:d=1001,dtype=bf16",
+     "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,tma_store=yes,cached_weights=yes"),
     ("layernorm.bwd:d=1000,dtype=bf16,wrt=x", "form=multipass,threads=32,rows_per_block=1,vec=8"),
-]
+]  # fmt: skip
 OVER = [(*case, "y", "x") for case in FORWARD] + [(*case, "dx", over) for case in BACKWARD for over in ("dy", "x")]
 
 
@@ -119,15 +101,12 @@ def test_a_streamed_backward_reads_again_what_it_wrote_over(over: str) -> None:
     assert [text.split(":")[0] for text in run(plan, {"dx": (over, 0)})[1]] == ["dgamma", "dbeta"][: 1 + (over == "dy")]
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        "form=registers,threads=32,rows_per_block=2,vec=8",
-        "form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
-        "form=cp_async,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
-        "form=multipass,threads=32,rows_per_block=1,vec=8",
-    ],
-)
+@pytest.mark.parametrize("schedule", [
+    "form=registers,threads=32,rows_per_block=2,vec=8",
+    "form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
+    "form=cp_async,threads=32,rows_per_block=2,vec=8,stages=2,grid=2",
+    "form=multipass,threads=32,rows_per_block=1,vec=8",
+])  # fmt: skip
 def test_two_results_over_two_inputs(schedule: str) -> None:
     """A row of several passes is read again after the first result was stored."""
     plan = plan_of(make_spec(Definition("mixed", mixed), "fwd", {"d": 1000, "dtype": "bf16"}), schedule)

@@ -1,13 +1,10 @@
 """A barrier of a block waits for the wrong threads, or a wrong count or number is no finding, if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from ptx_source import broken, clean, kinds, messages, run
 
 U4 = np.uint32
-
 
 COUNTED = """extern "C" __global__ void k(unsigned* o) {
     __shared__ unsigned s[128];

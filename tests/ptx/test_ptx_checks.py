@@ -1,7 +1,5 @@
 """A kernel that is wrong in one place passes the executor without its finding if these fail."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 
@@ -53,44 +51,30 @@ def kinds(found: tuple[Finding, ...]) -> set[str]:
 BEGIN = "\n    using Row ="  # of a kernel
 
 NAMED = 'asm volatile("bar.sync %0, %1;" :: "r"(Row::group() + 1), "n"(Row::THREADS) : "memory");'
-
-
 WORD = ("blockIdx.x", "(blockIdx.x / 2)")  # two blocks write it
 DEFECTS: dict[str, tuple[tuple[str, Schedule], tuple[tuple[str, str], ...], dict[str, object], str, str]] = {
     "no named barrier": (GROUPS, ((NAMED, ";"),), {}, "shared-race", ""),
     "one buffer instead of two in turn": (BLOCK, (("turn ^= 1;", ""),), {}, "shared-race", ""),
     "gap between rows": (ODD, (READ_BEYOND,), {"strides": {"x": 2000}}, "out-of-bounds", "between the rows of 'x'"),
     "store past the end": (ODD, (READ_BEYOND, STORED_BEYOND), {}, "out-of-bounds", "write.*'y'"),
-    "unwritten shared memory": (
-        BLOCK, (("parts[n][Row::thread()] = part[n];", ""),), {}, "uninitialised", "shared memory",
-    ),
-    "unwritten workspace": (
-        BACKWARD, (("write<Path, UNIT>(partial + start + unit * UNIT, sum.items);", ""),), {}, "uninitialised",
-        "_partials_'",
-    ),
+    "unwritten shared memory": (BLOCK, (("parts[n][Row::thread()] = part[n];", ""),), {}, "uninitialised",
+     "shared memory"),
+    "unwritten workspace": (BACKWARD, (("write<Path, UNIT>(partial + start + unit * UNIT, sum.items);", ""),), {},
+     "uninitialised", "_partials_'"),
     "one word of two blocks": (ODD, (WORD,), {"rows": 16, "count": 9}, "global-race", ""),
     "in another order": (ODD, (WORD,), {"rows": 16, "count": 9, "order": 3}, "global-race", ""),
-    "skipped barrier": (
-        BLOCK, (("__syncthreads();", "{ if (threadIdx.x >= 32) __syncthreads(); }"),), {}, "divergent-barrier", "",
-    ),
-    "barrier of threads that have ended": (
-        BLOCK, ((BEGIN, f"\n    if (threadIdx.x >= 96) return;{BEGIN}"),), {}, "divergent-barrier",
-        "96 of the 128 threads",
-    ),
-    "shuffle with lanes that have ended": (
-        ODD, ((BEGIN, f"\n    if (threadIdx.x % 32 == 5) return;{BEGIN}"),), {}, "inactive-shuffle",
-        "threads 5 of the warp, which have ended",
-    ),
-    "barrier of too many": (
-        GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {}, "deadlock", "waits for 512",
-    ),
-    "results behind a deadlock": (
-        GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {}, "never-written", "",
-    ),
-    "no end": (
-        BACKWARD, (("block_row += STEP;", "block_row += 0 * STEP;"),), {"most": 1000}, "deadlock",
-        "does not end: 1000 segments",
-    ),
+    "skipped barrier": (BLOCK, (("__syncthreads();", "{ if (threadIdx.x >= 32) __syncthreads(); }"),), {},
+     "divergent-barrier", ""),
+    "barrier of threads that have ended": (BLOCK, ((BEGIN, f"\n    if (threadIdx.x >= 96) return;{BEGIN}"),), {},
+     "divergent-barrier", "96 of the 128 threads"),
+    "shuffle with lanes that have ended": (ODD, ((BEGIN, f"\n    if (threadIdx.x % 32 == 5) return;{BEGIN}"),), {},
+     "inactive-shuffle", "threads 5 of the warp, which have ended"),
+    "barrier of too many": (GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {}, "deadlock",
+     "waits for 512"),
+    "results behind a deadlock": (GROUPS, (('"n"(Row::THREADS)', '"n"(Row::THREADS * Row::ROWS * 2)'),), {},
+     "never-written", ""),
+    "no end": (BACKWARD, (("block_row += STEP;", "block_row += 0 * STEP;"),), {"most": 1000}, "deadlock",
+     "does not end: 1000 segments"),
 }  # fmt: skip
 
 

@@ -1,7 +1,5 @@
 """Blocks of a cluster exchange other values, or reach blocks that are gone without a finding, if these fail."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -15,10 +13,7 @@ U4 = np.uint32
 
 run_cluster = partial(run, dynamic=2048)
 
-
-VECTORS = (
-    HELPERS
-    + """
+VECTORS = HELPERS + """
 extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
     unsigned t = threadIdx.x, v[4];
     for (int n = 0; n < 4; ++n) s[4 * t + n] = 1000 * blockIdx.x + 4 * t + n;
@@ -31,8 +26,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(unsigned* o) {
     cluster_sync(); // written
     o[blockIdx.x * 128 + 4 * t] = v[3];
     for (int n = 1; n < 4; ++n) o[blockIdx.x * 128 + 4 * t + n] = s[4 * t + n - 1];
-}"""
-)
+}"""  # fmt: skip
 
 
 @pytest.mark.parametrize("grid", [8, 400])
@@ -59,9 +53,7 @@ def test_vector_defects() -> None:
     assert "divergent-barrier" in found("cluster_sync(); // read", "if (rank()) cluster_arrive(); cluster_wait();")
 
 
-READ = (
-    HELPERS
-    + """
+READ = HELPERS + """
 extern "C" __global__ void k(unsigned* o) {
     unsigned v;
     s[threadIdx.x] = blockIdx.x + threadIdx.x;
@@ -69,8 +61,7 @@ extern "C" __global__ void k(unsigned* o) {
     asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(v) : "r"(map(s + 31 - threadIdx.x, rank() ^ 1)) : "memory");
     o[blockIdx.x * 32 + threadIdx.x] = v;
     cluster_sync(); // stay
-}"""
-)
+}"""  # fmt: skip
 
 
 def test_a_cluster_that_the_launch_sets() -> None:
@@ -95,9 +86,7 @@ def test_a_block_that_ends_before_it_is_read(order: int) -> None:
     assert kinds(run_cluster(relaxed, 4, 32, np.zeros(128, U4), cluster=(2,), order=order)) == {"early-exit"}
 
 
-STATISTICS = (
-    HELPERS
-    + """
+STATISTICS = HELPERS + """
 extern "C" __global__ void __cluster_dims__(4, 1, 1) k(float* o) {
     __shared__ __align__(16) float2 part[2][4];
     __shared__ unsigned long long bar[2];
@@ -119,8 +108,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) k(float* o) {
         o[(blockIdx.x * 4 + n) * 32 + t] = a + b;
     }
     cluster_sync(); // stay
-}"""
-)
+}"""  # fmt: skip
 
 
 def statistics(source: str, order: int = 0) -> Outcome:
@@ -133,24 +121,19 @@ def test_asynchronous_stores(order: int) -> None:
     assert (out == (6 + 4 * np.arange(4) + 4)[:, None]).all()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "found"),
-    [
-        ("wait(bar + turn, n / 2 & 1); // come", "", {"async-read", "uninitialised", "deadlock"}),
-        ("expect(bar + turn, 32)", "expect(bar + turn, 24)", {"deadlock", "async-read"}),
-        ("expect(bar + turn, 32)", "expect(bar + turn, 40)", {"deadlock"}),
-        ('"r"(map(bar + turn, t))', '"r"(map(bar + turn, 0))', {"out-of-bounds"}),
-        ("&part[turn][rank()], t", "&part[turn][rank()].y, t", {"misaligned"}),
-        ("int turn = n & 1;", "int turn = 0;", {"deadlock", "async-read", "shared-race"}),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "found"), [
+    ("wait(bar + turn, n / 2 & 1); // come", "", {"async-read", "uninitialised", "deadlock"}),
+    ("expect(bar + turn, 32)", "expect(bar + turn, 24)", {"deadlock", "async-read"}),
+    ("expect(bar + turn, 32)", "expect(bar + turn, 40)", {"deadlock"}),
+    ('"r"(map(bar + turn, t))', '"r"(map(bar + turn, 0))', {"out-of-bounds"}),
+    ("&part[turn][rank()], t", "&part[turn][rank()].y, t", {"misaligned"}),
+    ("int turn = n & 1;", "int turn = 0;", {"deadlock", "async-read", "shared-race"}),
+])  # fmt: skip
 def test_asynchronous_store_defects(old: str, new: str, found: set[str]) -> None:
     assert kinds(statistics(broken(STATISTICS, old, new))) & found
 
 
-ARRIVE = (
-    HELPERS
-    + """
+ARRIVE = HELPERS + """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x;
@@ -163,8 +146,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     wait(&bar, 0); // come
     o[blockIdx.x * 32 + t] = s[2 * (31 - t)] + s[2 * t + 1];
     cluster_sync(); // stay
-}"""
-)
+}"""  # fmt: skip
 
 
 def test_arrivals_at_both_barriers() -> None:
@@ -215,9 +197,7 @@ def test_an_arrival_at_a_block_that_may_have_ended() -> None:
     assert kinds(run_cluster(last, 2, 32, np.zeros(64, U4))) == {"early-exit"}
 
 
-ACROSS = (
-    HELPERS
-    + """
+ACROSS = HELPERS + """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x;
@@ -231,8 +211,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     wait(&bar, 0);
     o[blockIdx.x * 32 + t] = s[63 - t];
     cluster_sync(); // stay
-}"""
-)
+}"""  # fmt: skip
 
 
 def test_copies_from_block_to_block() -> None:
@@ -242,9 +221,7 @@ def test_copies_from_block_to_block() -> None:
     assert kinds(run_cluster(broken(ACROSS, fence, ""), 2, 32, np.zeros(64, U4))) == {"proxy"}
 
 
-CLUSTER = (
-    HELPERS
-    + """
+CLUSTER = HELPERS + """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     unsigned t = threadIdx.x;
     BEFORE
@@ -252,8 +229,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     ACCESS
     cluster_sync();
     o[32 * blockIdx.x + t] = s[t];
-}"""
-)
+}"""  # fmt: skip
 STORE = 'asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(far), "r"(t) : "memory");'
 
 
@@ -274,10 +250,7 @@ def test_a_block_of_a_cluster_is_reached_after_it_has_begun() -> None:
 
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
 
-
-REMOTE = (
-    HELPERS
-    + """
+REMOTE = HELPERS + """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x;
@@ -289,8 +262,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     wait(&bar, 0);
     o[32 * blockIdx.x + t] = s[t];
     cluster_sync();
-}"""
-)
+}"""  # fmt: skip
 
 
 def remote(old: str = "", new: str = "") -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Ranks in a cluster, and the block whose shared memory an address names, are wrong if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,19 +8,14 @@ from hypothesis import strategies as st
 from ptx_source import clean, run, run_ptx, with_mbarrier
 
 U4 = np.uint32
-
-
 SHAPES = [(1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (3, 2), (8, 1)]
-
 
 NAMES = (
     "cluster_ctaid.x", "cluster_ctaid.y", "cluster_ctaid.z", "cluster_nctaid.x", "cluster_nctaid.y", "clusterid.x",
     "clusterid.y", "nclusterid.x", "nclusterid.y", "cluster_ctarank", "cluster_nctarank",
 )  # fmt: skip
 
-
 MEET = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
-
 
 PLACE = f"""
 mov.u32 %r2, %ctaid.x;
@@ -75,9 +68,7 @@ def test_mapa_names_the_block_of_that_rank(
 ) -> None:
     """Each block stores its number at home, reads that of rank + turn, and counts up in that of rank - turn."""
     size, grid = shape[0] * shape[1], (shape[0] * many[0], shape[1] * many[1])
-    text = (
-        PLACE
-        + f"""
+    text = PLACE + f"""
 mov.u32 %r6, 0;
 st.shared.u32 [s], %r5;
 st.shared.u32 [s+4], %r6;
@@ -97,8 +88,7 @@ st.shared::cluster.u32 [%r12+4], %r14;
 {MEET}
 ld.shared.u32 %r13, [s+4];
 st.global.u32 [%rd9+4], %r13;
-"""
-    )
+"""  # fmt: skip
     there = blocks(shape, many)
     out = with_mbarrier(text, grid, 1, np.zeros(len(there) * len(NAMES), U4), cluster=shape, order=order)
     assert not out.findings, out.findings[0]

@@ -1,7 +1,5 @@
 """cp.async, bulk copies or their groups and proxies move other bytes, or a defect is no finding, if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,6 @@ from lngen.ptx import Outcome
 from ptx_source import HELPERS, broken, clean, kinds, run
 
 U4 = np.uint32
-
 
 ASYNC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[2][128];
@@ -36,18 +33,15 @@ def test_async_copies() -> None:
     assert (out[32:] == 4 * t + 1 + np.where(t % 2, 4 * t + 2, 0)).all()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kind"),
-    [
-        ('asm volatile("cp.async.wait_group 1;" ::: "memory"); // first', "", "async-read"),
-        ("wait_group 1", "wait_group 2", "async-read"),
-        ("__syncthreads(); // first", "", "shared-race"),
-        ('asm volatile("cp.async.wait_all;" ::: "memory"); // second', "", "async-read"),
-        ("__syncthreads(); // first", "__syncthreads(); s[1][4 * t] = 1;", "async-read"),
-        ("a + 4 * t) :", "a + 4 * t + 4) :", "out-of-bounds"),
-        ("a + 4 * t) :", "a + 4 * t + 1) :", "misaligned"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "kind"), [
+    ('asm volatile("cp.async.wait_group 1;" ::: "memory"); // first', "", "async-read"),
+    ("wait_group 1", "wait_group 2", "async-read"),
+    ("__syncthreads(); // first", "", "shared-race"),
+    ('asm volatile("cp.async.wait_all;" ::: "memory"); // second', "", "async-read"),
+    ("__syncthreads(); // first", "__syncthreads(); s[1][4 * t] = 1;", "async-read"),
+    ("a + 4 * t) :", "a + 4 * t + 4) :", "out-of-bounds"),
+    ("a + 4 * t) :", "a + 4 * t + 1) :", "misaligned"),
+])  # fmt: skip
 def test_async_copy_defects(old: str, new: str, kind: str) -> None:
     assert kind in kinds(async_(broken(ASYNC, old, new)))
 
@@ -84,14 +78,9 @@ def test_two_buffers() -> None:
 
 
 LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-
-
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
 
-
-COPY = (
-    HELPERS
-    + """
+COPY = HELPERS + """
 extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ unsigned long long bar;
     unsigned t = threadIdx.x;
@@ -111,9 +100,7 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     }
     __syncthreads();
     s[128 + t] = 0;
-}"""
-)
-
+}"""  # fmt: skip
 
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); // fence'
 
@@ -126,20 +113,17 @@ def copy(source: str, blocks: int = 3) -> Outcome:
 HINT = '"{ .reg .b64 pol; createpolicy.fractional.L2::evict_%s.b64 pol, 1.0;\\n'
 
 
-@pytest.mark.parametrize(
-    "edits",
-    [
-        (),
-        ((LOAD, LOAD.replace("shared::cluster", "shared::cta")),),
-        ((f'"{LOAD}"', HINT % "first" + LOAD.replace("bytes [", "bytes.L2::cache_hint [").replace(";", ', pol; }"')),),
-        ((f'"{STORE}"', HINT % "last" + STORE.replace("group [", "group.L2::cache_hint [").replace(";", ', pol; }"')),),
-        (("wait_group.read 0", "wait_group 0"),),
-        (("fence.proxy.async.shared::cta", "fence.proxy.async"),),
-        ((FENCE, ""), ('asm volatile("cp.async.bulk.global', 'asm volatile("fence.proxy.async;" ::: "memory");\n'
-                       'asm volatile("cp.async.bulk.global')),
-        (("acquire.cluster.", ""),),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("edits", [
+    (),
+    ((LOAD, LOAD.replace("shared::cluster", "shared::cta")),),
+    ((f'"{LOAD}"', HINT % "first" + LOAD.replace("bytes [", "bytes.L2::cache_hint [").replace(";", ', pol; }"')),),
+    ((f'"{STORE}"', HINT % "last" + STORE.replace("group [", "group.L2::cache_hint [").replace(";", ', pol; }"')),),
+    (("wait_group.read 0", "wait_group 0"),),
+    (("fence.proxy.async.shared::cta", "fence.proxy.async"),),
+    ((FENCE, ""), ('asm volatile("cp.async.bulk.global', 'asm volatile("fence.proxy.async;" ::: "memory");\n'
+                   'asm volatile("cp.async.bulk.global')),
+    (("acquire.cluster.", ""),),
+])  # fmt: skip
 def test_forms_of_bulk_copies(edits: tuple[tuple[str, str], ...]) -> None:
     source = COPY
     for old, new in edits:
@@ -156,27 +140,24 @@ def test_a_copy_over_what_a_thread_stored() -> None:
     assert kinds(copy(broken(stored, FENCE.split(" //")[0] + "\n    if", "if"))) == {"proxy"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kind"),
-    [
-        (FENCE, "", "proxy"),
-        (FENCE, FENCE.replace(".shared::cta", ".global"), "proxy"),
-        (FENCE, f"if (t < 64) {FENCE}", "proxy"),
-        ('asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); // read', "", "async-read"),
-        ("wait_group.read 0", "wait_group.read 1", "async-read"),
-        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 128)), "r"(520)', "misaligned"),
-        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 129)), "r"(512)', "misaligned"),
-        ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 132)), "r"(512)', "out-of-bounds"),
-        ("load(s, a, 512, &bar)", "load(s, a + 1, 512, &bar)", "misaligned"),
-        ("expect(&bar, 512)", "expect(&bar, 1024)", "deadlock"),
-        ("init(&bar, 1)", "init(&bar, 2)", "deadlock"),
-        ("wait(&bar, 0);", "wait(&bar, 1);", "async-read"),
-        ("load(s, a, 512, &bar)", "load(s, a + 64 * blockIdx.x, 512, &bar)", "out-of-bounds"),
-        ("o += 128 * blockIdx.x", "o += 64 * blockIdx.x", "global-race"),
-        ("wait(&bar, 0);", "", "async-read"),
-        (FENCE + "\n    __syncthreads();", FENCE, "shared-race"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "kind"), [
+    (FENCE, "", "proxy"),
+    (FENCE, FENCE.replace(".shared::cta", ".global"), "proxy"),
+    (FENCE, f"if (t < 64) {FENCE}", "proxy"),
+    ('asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); // read', "", "async-read"),
+    ("wait_group.read 0", "wait_group.read 1", "async-read"),
+    ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 128)), "r"(520)', "misaligned"),
+    ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 129)), "r"(512)', "misaligned"),
+    ('"r"(at(s + 128)), "r"(512)', '"r"(at(s + 132)), "r"(512)', "out-of-bounds"),
+    ("load(s, a, 512, &bar)", "load(s, a + 1, 512, &bar)", "misaligned"),
+    ("expect(&bar, 512)", "expect(&bar, 1024)", "deadlock"),
+    ("init(&bar, 1)", "init(&bar, 2)", "deadlock"),
+    ("wait(&bar, 0);", "wait(&bar, 1);", "async-read"),
+    ("load(s, a, 512, &bar)", "load(s, a + 64 * blockIdx.x, 512, &bar)", "out-of-bounds"),
+    ("o += 128 * blockIdx.x", "o += 64 * blockIdx.x", "global-race"),
+    ("wait(&bar, 0);", "", "async-read"),
+    (FENCE + "\n    __syncthreads();", FENCE, "shared-race"),
+])  # fmt: skip
 def test_bulk_copy_defects(old: str, new: str, kind: str) -> None:
     assert kind in kinds(copy(broken(COPY, old, new)))
 
@@ -188,9 +169,7 @@ def test_blocks_of_other_batches_race_too() -> None:
     assert "global-race" in kinds(copy(last, 300))
 
 
-PIPELINE = (
-    HELPERS
-    + """
+PIPELINE = HELPERS + """
 constexpr int STAGES = 3, N = 256;
 extern __shared__ __align__(128) unsigned s[];
 extern "C" __global__ void k(const unsigned* a, unsigned* o, int rows) {
@@ -216,8 +195,7 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o, int rows) {
         for (int i = t; i < N; i += blockDim.x - 32) o[row * N + i] = s[stage * N + N - 1 - i] + 1;
         arrive(empty + stage);
     }
-}"""
-)
+}"""  # fmt: skip
 
 
 def pipeline(source: str, rows: int = 20, grid: int = 3, block: int = 96) -> Outcome:
@@ -231,25 +209,20 @@ def test_a_pipeline_of_a_persistent_grid(rows: int, grid: int, block: int) -> No
     assert (out == np.arange(rows * 256).reshape(rows, 256)[:, ::-1] + 1).all()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kinds_"),
-    [
-        ("wait(full + stage, n / STAGES & 1); // filled", "", {"async-read", "uninitialised"}),
-        ("if (n >= STAGES) wait(empty + stage, (n / STAGES - 1) & 1); // free", "", {"async-read", "shared-race"}),
-        ("(n / STAGES - 1) & 1", "(n / STAGES) & 1", {"deadlock", "shared-race", "async-read"}),
-        ("blockDim.x - 32); }", "blockDim.x - 33); }", {"divergent-barrier", "shared-race", "async-read"}),
-        ("blockDim.x - 32); }", "blockDim.x - 31); }", {"deadlock"}),
-        ("expect(full + stage, 4 * N)", "expect(full + stage, 4 * N - 16)", {"deadlock", "async-read"}),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "kinds_"), [
+    ("wait(full + stage, n / STAGES & 1); // filled", "", {"async-read", "uninitialised"}),
+    ("if (n >= STAGES) wait(empty + stage, (n / STAGES - 1) & 1); // free", "", {"async-read", "shared-race"}),
+    ("(n / STAGES - 1) & 1", "(n / STAGES) & 1", {"deadlock", "shared-race", "async-read"}),
+    ("blockDim.x - 32); }", "blockDim.x - 33); }", {"divergent-barrier", "shared-race", "async-read"}),
+    ("blockDim.x - 32); }", "blockDim.x - 31); }", {"deadlock"}),
+    ("expect(full + stage, 4 * N)", "expect(full + stage, 4 * N - 16)", {"deadlock", "async-read"}),
+])  # fmt: skip
 def test_pipeline_defects(old: str, new: str, kinds_: set[str]) -> None:
     assert kinds(pipeline(broken(PIPELINE, old, new))) & kinds_
 
 
 def test_a_bulk_load_of_what_the_launch_wrote() -> None:
-    source = (
-        HELPERS
-        + """
+    source = HELPERS + """
 extern "C" __global__ void k(unsigned* w, unsigned* o) {
     __shared__ __align__(16) unsigned s[32];
     __shared__ unsigned long long bar;
@@ -260,8 +233,7 @@ extern "C" __global__ void k(unsigned* w, unsigned* o) {
     if (threadIdx.x == 0) { expect(&bar, 128); load(s, w, 128, &bar); }
     wait(&bar, 0);
     o[threadIdx.x] = s[31 - threadIdx.x];
-}"""
-    )
+}"""  # fmt: skip
     out = clean(run(source, 1, 32, np.zeros(32, U4), np.zeros(32, U4)))["1"]
     assert (out == 31 - np.arange(32)).all()
     wrong = broken(source, "fence.proxy.async.global", "fence.proxy.async.shared::cta")

@@ -1,7 +1,5 @@
 """The PTX of a plan gives other bits than the interpreter, for some schedule, stride or arch, if these fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """Dynamic shared memory, or the wait for the previous kernel, is handled or checked wrongly, if these fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -75,7 +73,6 @@ def test_an_arena_of_bytes_in_several_kernels() -> None:
 
 WAIT = 'asm volatile("griddepcontrol.wait;" ::: "memory");'
 
-
 DEPENDENT = f"""extern "C" __global__ void k(const unsigned* a, unsigned* o) {{
     __shared__ unsigned s[64];
     s[threadIdx.x] = threadIdx.x;
@@ -102,16 +99,13 @@ def test_one_thread_may_wait_for_those_it_meets() -> None:
     assert kinds(dependent(broken(one, "__syncthreads();\n    unsigned", "\n    unsigned"))) == {"early-access"}
 
 
-@pytest.mark.parametrize(
-    "access",
-    [
-        "o[blockIdx.x * 64 + threadIdx.x] = 1;",
-        "s[threadIdx.x] += a[0] > 5;",
-        "atomicMax(o + blockIdx.x * 64 + threadIdx.x, 0u);",
-        "asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;\" :: "
-        "\"r\"((unsigned)__cvta_generic_to_shared(s + threadIdx.x)), \"l\"(a) : \"memory\");",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("access", [
+    "o[blockIdx.x * 64 + threadIdx.x] = 1;",
+    "s[threadIdx.x] += a[0] > 5;",
+    "atomicMax(o + blockIdx.x * 64 + threadIdx.x, 0u);",
+    "asm volatile(\"cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;\" :: "
+    "\"r\"((unsigned)__cvta_generic_to_shared(s + threadIdx.x)), \"l\"(a) : \"memory\");",
+])  # fmt: skip
 def test_an_access_before_the_wait(access: str) -> None:
     found = dependent(broken(DEPENDENT, WAIT, f"{access}\n    {WAIT}")).findings
     assert "early-access" in {f.kind for f in found}

@@ -1,7 +1,5 @@
 """The phases of an mbarrier, or findings about its uses and initialisation, are wrong if these fail."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,12 +42,8 @@ setp.eq.u32 %p0, %r0, 0;
 bar.sync 0;
 """
 
-
 WAIT = "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p1, [bar], PARITY;\n@!%p1 bra AGAIN;"
-
-
 COPY = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [s], [%rd1], SIZE, [bar];"
-
 
 POLL = """
 mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], PARITY;
@@ -57,7 +51,6 @@ mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], PARITY;
 selp.u32 %r1, 1, 0, %p1;
 st.global.u32 [%rd0+AT], %r1;
 """
-
 
 OPERATIONS = st.lists(
     st.tuples(
@@ -160,10 +153,7 @@ def test_who_comes_after_one_that_saw_a_phase_end_sees_it_at_once() -> None:
     text += WAIT.replace("PARITY", "0") + "\nDONE: BARRIER\n"
     text += "mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], 0;\nselp.u32 %r1, 1, 0, %p1;\n"
     text += "mul.wide.u32 %rd1, %r0, 4;\nadd.u64 %rd1, %rd0, %rd1;\nst.global.u32 [%rd1], %r1;\n"
-    assert with_mbarrier(text.replace("BARRIER", "bar.sync 0;"), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [
-        1,
-        1,
-    ]
+    assert with_mbarrier(text.replace("BARRIER", "bar.sync 0;"), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 1]
     assert with_mbarrier(text.replace("BARRIER", ""), 1, 2, np.zeros(2, U4)).results["0"].tolist() == [1, 0]
 
 
@@ -182,9 +172,7 @@ def test_a_wait_is_for_the_copies_of_its_own_mbarrier(waited: int, read: int) ->
     assert {f.kind for f in out.findings} == (set() if waited == read else {"async-read"})
 
 
-BULK = (
-    HELPERS
-    + """
+BULK = HELPERS + """
 extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     __shared__ __align__(16) unsigned s[128];
     __shared__ __align__(16) unsigned long long bar[64];
@@ -196,8 +184,7 @@ extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     wait(bar, 0);
     o[t] = s[t];
     // later
-}"""
-)
+}"""  # fmt: skip
 INVAL = 'asm volatile("mbarrier.inval.shared::cta.b64 [%0];" :: "r"(at(bar)) : "memory");'
 FENCE = 'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");'
 
@@ -226,15 +213,10 @@ def test_a_bulk_copy_wants_its_mbarrier_fenced() -> None:
     assert "shared-race" in bulk(("__syncthreads(); // ready", ""))
 
 
-@pytest.mark.parametrize(
-    ("access", "verb"),
-    [
-        ("bar[0] = 0;", "write"),
-        ("((unsigned*)bar)[1] = 0;", "write"),
-        ("o[0] = (unsigned)bar[0];", "read"),
-        ("atomicAdd((unsigned*)bar, 1u);", "write"),
-    ],
-)
+@pytest.mark.parametrize(("access", "verb"), [
+    ("bar[0] = 0;", "write"), ("((unsigned*)bar)[1] = 0;", "write"), ("o[0] = (unsigned)bar[0];", "read"),
+    ("atomicAdd((unsigned*)bar, 1u);", "write"),
+])  # fmt: skip
 def test_a_live_mbarrier_is_opaque(access: str, verb: str) -> None:
     later = f"__syncthreads(); if (t == 0) {{ INVALID {access} }}"
     found = bulk(("// later", later.replace("INVALID", "")))

@@ -1,7 +1,5 @@
 """Loads, stores and atomics move other bytes, or accesses narrower than a word race wrongly, if these fail."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable
 from itertools import product
@@ -155,20 +153,14 @@ MEANING: dict[str, Callable[[int, int, int], int]] = {
     "cas": lambda old, a, b: b if old == a else old,
 }
 
-
 OPERATIONS = {
     **{op: ["b32", "b64"] for op in ("and", "or", "xor", "exch", "cas")},
     **{op: ["u32", "s32", "u64", "s64"] for op in ("min", "max")},
     "add": ["u32", "s32", "u64", "f32", "f64"], "inc": ["u32"], "dec": ["u32"],
 }  # fmt: skip
 
-
 F32 = [0, 1, 0x80000001, 0x00400000, 0x00800000, 0x80800001, 0x3F800000, 0x00C00000]
-
-
 F64 = [0, 1, 1 << 63 | 1, 0x0010000000000000, 0x3FF0000000000000]
-
-
 INTEGERS = [0, 1, 5, 6, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000000000000000, 0xFFFFFFFFFFFFFFFF]
 
 
@@ -249,10 +241,7 @@ def test_a_misaligned_access_names_its_thread() -> None:
 
 # A warp barrier makes the executor keep clocks of what threads have seen of each other.
 CLOCKS = ["", "__syncwarp();"]
-
-
 NARROW = {"unsigned short": np.uint16, "unsigned char": np.uint8}
-
 
 SHARED = """extern "C" __global__ void k(const T* a, T* o, unsigned long long at) {
     __shared__ T s[256];

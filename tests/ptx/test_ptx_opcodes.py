@@ -1,7 +1,5 @@
 """Of the modifiers in the PTX manual, one is executed wrongly, or ignored in place of refused, if these fail."""
 
-from __future__ import annotations
-
 from itertools import permutations, product
 
 import numpy as np
@@ -19,20 +17,10 @@ def words(*slots: list[str]) -> set[str]:
 
 
 SCOPES = ["cta", "cluster", "gpu", "sys"]
-
-
 TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
-
-
 LEVEL1 = ["L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"]
-
-
 SIZES = ["L2::64B", "L2::128B", "L2::256B"]
-
-
 SHARED = ["shared", "shared::cta", "shared::cluster"]
-
-
 CACHED = ["", "global"]
 
 
@@ -53,7 +41,6 @@ LOADS = {
     *words(["ld.global.nc"], LEVEL1, ["", "L2::cache_hint"], ["", *SIZES]),
 }
 
-
 STORES = {
     *words(["st"], ["", "weak"], CACHED, ["", "wb", "cg", "cs", "wt"], ["", "L2::cache_hint"]),
     *words(["st"], ["", "weak"], CACHED, LEVEL1, ["", "L2::cache_hint"]),
@@ -63,13 +50,8 @@ STORES = {
     *words(["st"], scoped("relaxed") + scoped("release"), ["local", *SHARED]),
 }
 
-
 ORDERS = ["", "weak", "volatile", "mmio.relaxed.sys", "relaxed", "acquire", "release", "acq_rel"]
-
-
 SPACES = ["", "global", "local", "const", "param", "param::entry", "param::func", *SHARED]
-
-
 OPERATORS = ["", "ca", "cg", "cs", "lu", "cv", "wb", "wt"]
 
 
@@ -168,48 +150,30 @@ def known(line: str) -> bool:
 
 
 SCOPED = ["release.cta", "release.cluster", "relaxed.cta", "relaxed.cluster", "acquire.cta", "acquire.cluster"]
-
-
 WINDOWS = ["", "shared", "shared::cta", "shared::cluster"]
-
-
 BULK = "mbarrier::complete_tx::bytes"
 
 
 # By operands: the opcodes that are executed, and others that are tried.
 CASES: dict[str, tuple[str, set[str], set[str]]] = {
-    "barriers": (
-        "%r0",
-        {"bar.sync", "bar.cta.sync", *words(["barrier"], ["", "cta"], ["sync"], ["", "aligned"])},
-        words(["bar", "barrier"], ["", "cta"], ["sync", "red.popc", "red.and"], ["", "aligned"], ["", "u32"]),
-    ),
-    "arrivals": (
-        "%r0, %r1",
-        {"bar.arrive", "bar.sync", "barrier.sync.aligned", "barrier.arrive.aligned", "barrier.cta.arrive"},
-        {"bar.arrive.aligned", "bar.aligned.arrive", "barrier.aligned.arrive", "bar.red.popc.u32", "bar.cluster.sync"},
-    ),
-    "clusters": (
-        "",
-        {*words(["barrier.cluster.arrive"], ["", "release", "relaxed"], ["", "aligned"]),
-         *words(["barrier.cluster.wait"], ["", "acquire"], ["", "aligned"])},
-        {"barrier.cluster", *words(["barrier.cluster"], ["arrive", "wait"], ["", "aligned"],
-                                   ["", "release", "relaxed", "acquire"], ["", "aligned"])},
-    ),
+    "barriers": ("%r0", {"bar.sync", "bar.cta.sync", *words(["barrier"], ["", "cta"], ["sync"], ["", "aligned"])},
+     words(["bar", "barrier"], ["", "cta"], ["sync", "red.popc", "red.and"], ["", "aligned"], ["", "u32"])),
+    "arrivals": ("%r0, %r1", {"bar.arrive", "bar.sync", "barrier.sync.aligned", "barrier.arrive.aligned",
+     "barrier.cta.arrive"}, {"bar.arrive.aligned", "bar.aligned.arrive", "barrier.aligned.arrive", "bar.red.popc.u32",
+     "bar.cluster.sync"}),
+    "clusters": ("", {*words(["barrier.cluster.arrive"], ["", "release", "relaxed"], ["", "aligned"]),
+     *words(["barrier.cluster.wait"], ["", "acquire"], ["", "aligned"])}, {"barrier.cluster",
+     *words(["barrier.cluster"], ["arrive", "wait"], ["", "aligned"], ["", "release", "relaxed", "acquire"], ["",
+     "aligned"])}),
     "warps": ("%r0", {"bar.warp.sync"}, {"bar.warp.arrive", "bar.warp.sync.aligned", "bar.warp"}),
-    "proxies": (
-        "",
-        words(["fence", "membar"], ["proxy"], ["alias", "async", "async.global", "async.shared::cta",
-                                               "async.shared::cluster"]),
-        words(["fence", "membar"], ["proxy"], ["", "tensormap::generic", "async::generic", "generic"],
-              ["", "acquire", "release"], ["", "gpu", "shared::cta"]) | {"fence.mbarrier_init.acquire.cluster",
-              "fence.mbarrier_init.release.gpu", "fence.proxy.alias.async", "fence.async", "fence.proxy.async.local"},
-    ),
+    "proxies": ("", words(["fence", "membar"], ["proxy"],
+     ["alias", "async", "async.global", "async.shared::cta", "async.shared::cluster"]), words(["fence", "membar"],
+     ["proxy"], ["", "tensormap::generic", "async::generic", "generic"], ["", "acquire", "release"], ["", "gpu",
+     "shared::cta"]) | {"fence.mbarrier_init.acquire.cluster", "fence.mbarrier_init.release.gpu",
+     "fence.proxy.alias.async", "fence.async", "fence.proxy.async.local"}),
     "beginnings": ("", {"fence.mbarrier_init.release.cluster"}, {"fence.mbarrier_init", "fence.mbarrier_init.release"}),
-    "dependents": (
-        "",
-        {"griddepcontrol.wait", "griddepcontrol.launch_dependents"},
-        {"griddepcontrol", "griddepcontrol.wait.aligned", "griddepcontrol.launch"},
-    ),
+    "dependents": ("", {"griddepcontrol.wait", "griddepcontrol.launch_dependents"},
+     {"griddepcontrol", "griddepcontrol.wait.aligned", "griddepcontrol.launch"}),
     "mbarrier init": ("[%rd0], %r0", words(["mbarrier.init"], WINDOWS[1:3], ["b64"]),
                       words(["mbarrier.init"], ["", "release", "relaxed.cta"], WINDOWS, ["b64", "b32", "u64"])),
     "mbarrier expect": ("[%rd0], %r0", words(["mbarrier.expect_tx"], ["", *SCOPED[2:4]], WINDOWS[1:], ["b64"]),
@@ -218,58 +182,40 @@ CASES: dict[str, tuple[str, set[str], set[str]]] = {
                         words(["mbarrier.arrive"], ["", "expect_tx"], ["", *SCOPED[:4]], WINDOWS[1:], ["b64"]),
                         words(["mbarrier.arrive", "mbarrier.arrive_drop"], ["", "expect_tx", "noComplete"],
                               ["", "release", "cta", *SCOPED], WINDOWS, ["b64"])),
-    "mbarrier parity": (
-        "%p0, [%rd0], %r0",
-        words(["mbarrier"], ["test_wait.parity", "try_wait.parity"], ["", *SCOPED[2:]], WINDOWS[1:3], ["b64"]),
-        words(["mbarrier"], ["test_wait.parity", "try_wait.parity", "wait.parity"], ["", "acquire", *SCOPED], WINDOWS,
-              ["b64"]),
-    ),
-    "cp.async": (
-        "[%r0], [%rd0], 16",
-        words(["cp.async"], ["ca", "cg"], WINDOWS[1:3], ["global"], ["", "L2::64B", "L2::128B", "L2::256B"]),
-        words(["cp.async"], ["", "ca", "cg", "cs"], WINDOWS, ["", "global"], ["", "L2::cache_hint", "L2::32B"]),
-    ),
+    "mbarrier parity": ("%p0, [%rd0], %r0",
+     words(["mbarrier"], ["test_wait.parity", "try_wait.parity"], ["", *SCOPED[2:]], WINDOWS[1:3], ["b64"]),
+     words(["mbarrier"], ["test_wait.parity", "try_wait.parity", "wait.parity"], ["", "acquire", *SCOPED], WINDOWS,
+     ["b64"])),
+    "cp.async": ("[%r0], [%rd0], 16",
+     words(["cp.async"], ["ca", "cg"], WINDOWS[1:3], ["global"], ["", "L2::64B", "L2::128B", "L2::256B"]),
+     words(["cp.async"], ["", "ca", "cg", "cs"], WINDOWS, ["", "global"], ["", "L2::cache_hint", "L2::32B"])),
     "groups": ("0", {"cp.async.wait_group", "cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"},
                {"cp.async.wait_group.read", "cp.async.bulk.wait_group.write", "cp.async.wait_all"}),
     "commits": ("", {"cp.async.commit_group", "cp.async.bulk.commit_group", "cp.async.wait_all"},
                 {"cp.async.bulk.wait_all", "cp.async.commit", "cp.async.mbarrier.arrive.b64"}),
-    "bulk loads": (
-        "[%r0], [%rd0], %r1, [%r2]",
-        {f"cp.async.bulk.shared::{window}.global.{BULK}" for window in ("cta", "cluster")}
-        | {f"cp.async.bulk.shared::cluster.shared::cta.{BULK}"},
-        words(["cp.async.bulk"], ["shared", "shared::cta", "global"], ["global", "shared::cta", "shared::cluster"],
-              [BULK, "bulk_group", ""]) - {f"cp.async.bulk.shared::cta.global.{BULK}"},
-    ),
-    "bulk stores": (
-        "[%rd0], [%r0], %r1",
-        {"cp.async.bulk.global.shared::cta.bulk_group"},
-        {"cp.async.bulk.global.shared::cta", "cp.async.bulk.global.shared::cta.bulk_group.cp_mask",
-         "cp.async.bulk.global.shared::cluster.bulk_group",
-         "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"},
-    ),
-    "st.async": (
-        "[%r0], %r1, [%r2]",
-        {f"st.async{weak}{window}.{BULK}.{kind}" for weak in ("", ".weak") for window in ("", ".shared::cluster")
-         for kind in ("b32", "u32", "s32")},
-        {f"st.async.{word}.{BULK}.b32" for word in ("volatile", "shared::cta", "global", "relaxed.cluster")}
-        | {f"st.async.{BULK}.b16", f"st.async.{BULK}.v3.b32", "st.async.b32"},
-    ),
+    "bulk loads": ("[%r0], [%rd0], %r1, [%r2]",
+     {f"cp.async.bulk.shared::{window}.global.{BULK}" for window in ("cta",
+     "cluster")} | {f"cp.async.bulk.shared::cluster.shared::cta.{BULK}"}, words(["cp.async.bulk"], ["shared",
+     "shared::cta", "global"], ["global", "shared::cta", "shared::cluster"], [BULK, "bulk_group",
+     ""]) - {f"cp.async.bulk.shared::cta.global.{BULK}"}),
+    "bulk stores": ("[%rd0], [%r0], %r1", {"cp.async.bulk.global.shared::cta.bulk_group"},
+     {"cp.async.bulk.global.shared::cta", "cp.async.bulk.global.shared::cta.bulk_group.cp_mask",
+     "cp.async.bulk.global.shared::cluster.bulk_group", "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"}),
+    "st.async": ("[%r0], %r1, [%r2]",
+     {f"st.async{weak}{window}.{BULK}.{kind}" for weak in ("", ".weak") for window in ("",
+     ".shared::cluster") for kind in ("b32", "u32", "s32")}, {f"st.async.{word}.{BULK}.b32" for word in ("volatile",
+     "shared::cta", "global", "relaxed.cluster")} | {f"st.async.{BULK}.b16", f"st.async.{BULK}.v3.b32",
+     "st.async.b32"}),
     "mapa": ("%rd1, %rd0, %r0", {"mapa.u64", "mapa.shared::cluster.u64"}, {"mapa.shared::cta.u64", "mapa.s64"}),
-    "policies": (
-        "%rd0, %f0",
-        words(["createpolicy.fractional"], ["L2::evict_last", "L2::evict_normal", "L2::evict_first",
-                                            "L2::evict_unchanged"], ["", "L2::evict_first", "L2::evict_unchanged"],
-              ["b64"]),
-        {"createpolicy.fractional.L2::evict_last.L2::evict_last.b64", "createpolicy.range.L2::evict_last.b64",
-         "createpolicy.fractional.L1::evict_last.b64", "createpolicy.fractional.b64", "createpolicy.cvt.L2.b64"},
-    ),
-    "prefetches": (
-        "[%rd0]",
-        {"prefetch.L1", "prefetch.L2", "prefetch.global.L1", "prefetch.global.L2", "prefetch.global.L2::evict_last",
-         "prefetch.global.L2::evict_normal", "prefetchu.L1"},
-        {"prefetch.local.L1", "prefetch.L3", "prefetch.tensormap", "prefetchu.L2", "prefetch.L2::evict_last",
-         "prefetch.global.L2::evict_first"},
-    ),
+    "policies": ("%rd0, %f0", words(["createpolicy.fractional"],
+     ["L2::evict_last", "L2::evict_normal", "L2::evict_first", "L2::evict_unchanged"], ["", "L2::evict_first",
+     "L2::evict_unchanged"], ["b64"]), {"createpolicy.fractional.L2::evict_last.L2::evict_last.b64",
+     "createpolicy.range.L2::evict_last.b64", "createpolicy.fractional.L1::evict_last.b64",
+     "createpolicy.fractional.b64", "createpolicy.cvt.L2.b64"}),
+    "prefetches": ("[%rd0]", {"prefetch.L1", "prefetch.L2", "prefetch.global.L1", "prefetch.global.L2",
+     "prefetch.global.L2::evict_last", "prefetch.global.L2::evict_normal", "prefetchu.L1"}, {"prefetch.local.L1",
+     "prefetch.L3", "prefetch.tensormap", "prefetchu.L2", "prefetch.L2::evict_last",
+     "prefetch.global.L2::evict_first"}),
     "bulk prefetches": ("[%rd0], %r0", {"cp.async.bulk.prefetch.L2.global"},
                         {"cp.async.bulk.prefetch.L1.global", "cp.async.bulk.prefetch.L2"}),
     "elections": ("%r0|%p0, %r1", {"elect.sync"}, {"elect", "elect.sync.b32"}),
@@ -277,11 +223,8 @@ CASES: dict[str, tuple[str, set[str], set[str]]] = {
     "ends": ("", {"ret", "ret.uni", "exit"}, {"trap", "brkpt", "exit.uni", "pmevent", "ret.sync"}),
     "sleep": ("%r0", {"nanosleep.u32"}, {"nanosleep", "nanosleep.u64", "nanosleep.b32", "activemask.u32"}),
     "masks": ("%r0", {"activemask.b32"}, {"activemask", "activemask.pred"}),
-    "shuffles": (
-        "%r0|%p0, %r1, %r2, 31, -1",
-        words(["shfl.sync"], ["up", "down", "bfly", "idx"], ["b32"]),
-        words(["shfl"], ["", "sync"], ["up", "down", "bfly", "idx", "xor", ""], ["b32", "b64", "u32", ""]),
-    ),
+    "shuffles": ("%r0|%p0, %r1, %r2, 31, -1", words(["shfl.sync"], ["up", "down", "bfly", "idx"], ["b32"]),
+     words(["shfl"], ["", "sync"], ["up", "down", "bfly", "idx", "xor", ""], ["b32", "b64", "u32", ""])),
     "votes": ("%p0, %p1, -1", words(["vote.sync"], ["all", "any", "uni"], ["pred"]),
               words(["vote"], ["", "sync"], ["all", "any", "uni", "none"], ["pred", "b32", "b64"])),
     "ballots": ("%r0, %p1, -1", {"vote.sync.ballot.b32"},
@@ -308,24 +251,13 @@ def test_exactly_these_modifiers_are_executed(name: str) -> None:
             assert not known(f"{other} {operands}".strip()), other
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "setp.eq.and.s32 %p0, %r0, %r1, !%p1",
-        "ld.global.u32 %r0, [%rd0].unified",
-        "ld.global.u32 %r0, [%rd0+%r1]",
-        "add.rn.f32 %f0, %f1, -%f2",
-        "mov.f32 %f0, -0f3F800000",
-        "mov.u32 %r0, 089",
-        "mov.u32 %r0, %r1.x",
-        "add.s32 %r0|%p0, %r1, %r2",
-        "add.s32 %r0, %r1",
-        "add.s32 %r0, %r1, %r2, %r3",
-        "ld.global.v2.u32 {%r0}, [%rd0]",
-        "ld.global.v2.u32 %r0, [%rd0]",
-        f"cp.async.bulk.shared::cta.global.{BULK}.L2::cache_hint [%r0], [%rd0], %r1, [%r2]",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "setp.eq.and.s32 %p0, %r0, %r1, !%p1", "ld.global.u32 %r0, [%rd0].unified", "ld.global.u32 %r0, [%rd0+%r1]",
+    "add.rn.f32 %f0, %f1, -%f2", "mov.f32 %f0, -0f3F800000", "mov.u32 %r0, 089", "mov.u32 %r0, %r1.x",
+    "add.s32 %r0|%p0, %r1, %r2", "add.s32 %r0, %r1", "add.s32 %r0, %r1, %r2, %r3", "ld.global.v2.u32 {%r0}, [%rd0]",
+    "ld.global.v2.u32 %r0, [%rd0]",
+    f"cp.async.bulk.shared::cta.global.{BULK}.L2::cache_hint [%r0], [%rd0], %r1, [%r2]",
+])  # fmt: skip
 def test_operands_are_executed_or_refused_too(line: str) -> None:
     with pytest.raises(PtxError, match="PTX line 14"):
         bound(line)

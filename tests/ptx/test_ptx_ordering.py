@@ -1,7 +1,5 @@
 """Accesses that nothing orders pass, or flags, fences and scopes that order them are findings, if these fail."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,10 +9,7 @@ from lngen.ptx import Outcome
 from ptx_source import broken, clean, kinds, messages, run, run_ptx
 
 U4 = np.uint32
-
-
 HALVES = 'extern "C" __global__ void k(unsigned* o) { o[threadIdx.x / 2] = threadIdx.x; }'
-
 
 TURNS = """extern "C" __global__ void k(unsigned* o, unsigned* p) {
     o[threadIdx.x] = threadIdx.x;
@@ -68,20 +63,17 @@ def test_grid_barrier() -> None:
         assert (clean(grid(GRID, order))["2"] == (b + 1) % 4 + (t + 5) % 64).all()
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "kind"),
-    [
-        ("__threadfence(); // before", "", "global-race"),
-        ("__threadfence(); // before", "__threadfence_block();", "global-race"),
-        ("__threadfence(); // after", "", "global-race"),
-        ("__syncthreads();\n    if", "if", "global-race"),
-        ("__syncthreads(); // all", "", "global-race"),
-        ("while (*(volatile unsigned*)counter < 4u);", "", "global-race"),
-        ("< 4u", "< 3u", "global-race"),
-        ("< 4u", "< 5u", "deadlock"),
-        ("*(volatile unsigned*)counter", "atomicAdd(counter, 0u)", ""),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "kind"), [
+    ("__threadfence(); // before", "", "global-race"),
+    ("__threadfence(); // before", "__threadfence_block();", "global-race"),
+    ("__threadfence(); // after", "", "global-race"),
+    ("__syncthreads();\n    if", "if", "global-race"),
+    ("__syncthreads(); // all", "", "global-race"),
+    ("while (*(volatile unsigned*)counter < 4u);", "", "global-race"),
+    ("< 4u", "< 3u", "global-race"),
+    ("< 4u", "< 5u", "deadlock"),
+    ("*(volatile unsigned*)counter", "atomicAdd(counter, 0u)", ""),
+])  # fmt: skip
 def test_grid_barrier_defects(old: str, new: str, kind: str) -> None:
     assert kinds(grid(broken(GRID, old, new))) == ({kind} if kind else set())
 

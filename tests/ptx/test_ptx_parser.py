@@ -1,7 +1,5 @@
 """PTX text is read wrongly, constants, blocks or lines of the CUDA source, if these fail."""
 
-from __future__ import annotations
-
 import pytest
 
 from lngen.errors import PtxError
@@ -12,10 +10,9 @@ from lngen.ptx.program import DTYPES, immediate
 from ptx_source import KERNEL, bound
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("0", 0), ("-0", 0), ("17", 17), ("-1", -1), ("017", 15), ("-010", -8), ("0x1F", 31), ("0b101", 5), ("7U", 7)],
-)
+@pytest.mark.parametrize(("text", "number"), [
+    ("0", 0), ("-0", 0), ("17", 17), ("-1", -1), ("017", 15), ("-010", -8), ("0x1F", 31), ("0b101", 5), ("7U", 7),
+])  # fmt: skip
 def test_integer_constants(text: str, number: int) -> None:
     assert integer(text) == number
     assert int(immediate(text, DTYPES["s32"])) == number
@@ -30,19 +27,16 @@ def test_float_constants() -> None:
     assert immediate("0d3FF8000000000000", DTYPES["f64"]) == 1.5
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("ret;", "bra $nowhere;", r"'\$nowhere', which is not a label"),
-        ("ret;", "mov.u32 %z1, 0;", "register '%z1', which is not declared"),
-        ("ret;", "@%z1 mov.u32 %r1, 0;", "register '%z1', which is not declared"),
-        ("ret;", "ret", "';' is expected"),
-        ("ret;\n}", "ret;", "PTX ends inside the kernel"),
-        (".visible .entry", ".unknown .entry", "PTX line 4: unknown directive"),
-        ("ret;", "1ret;", "PTX line 15: an instruction is expected, got '1ret'"),
-        ("ret;", "ld.global.u32 %r1, [%rd0+%r1];", r"an address \[base\+offset\] is expected"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("ret;", "bra $nowhere;", r"'\$nowhere', which is not a label"),
+    ("ret;", "mov.u32 %z1, 0;", "register '%z1', which is not declared"),
+    ("ret;", "@%z1 mov.u32 %r1, 0;", "register '%z1', which is not declared"),
+    ("ret;", "ret", "';' is expected"),
+    ("ret;\n}", "ret;", "PTX ends inside the kernel"),
+    (".visible .entry", ".unknown .entry", "PTX line 4: unknown directive"),
+    ("ret;", "1ret;", "PTX line 15: an instruction is expected, got '1ret'"),
+    ("ret;", "ld.global.u32 %r1, [%rd0+%r1];", r"an address \[base\+offset\] is expected"),
+])  # fmt: skip
 def test_malformed_text_is_an_error(old: str, new: str, message: str) -> None:
     text = KERNEL.format(params=".param .u64 p0", body="")
     assert old in text

@@ -1,14 +1,11 @@
 """Shuffles, votes, elections or barriers of a warp exchange other values, or races pass, if these fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from ptx_source import broken, clean, kinds, run, run_ptx
 
 U4 = np.uint32
-
 
 WARPS = """mov.u32 %r1, %tid.x;
 mov.u32 %r2, %ctaid.x;

@@ -3,8 +3,6 @@
 Neither is installed: the tests use stand-ins of their interfaces (fake_vllm.py, fake_flashinfer.py).
 """
 
-from __future__ import annotations
-
 import importlib
 import tomllib
 from typing import Any
@@ -148,11 +146,9 @@ def test_flashinfer_gets_its_own_numbers(flashinfer: Any) -> None:
     assert_near(found[0], expected[0])
     assert torch.equal(found[1], expected[1])
     assert {api: counts["hit"] for api, counts in flashinfer.trace_apply.stats().items()} == {
-        "flashinfer.norm.rmsnorm": 3,
-        "flashinfer.norm.gemma_rmsnorm": 1,
-        "flashinfer.norm.layernorm": 1,
+        "flashinfer.norm.rmsnorm": 3, "flashinfer.norm.gemma_rmsnorm": 1, "flashinfer.norm.layernorm": 1,
         "flashinfer.norm.fused_add_rmsnorm": 1,
-    }
+    }  # fmt: skip
     flashinfer.rmsnorm(x[:, :64], gamma[:64])
     assert flashinfer.trace_apply.stats()["flashinfer.norm.rmsnorm"]["fallback_no_candidate"] == 1
 

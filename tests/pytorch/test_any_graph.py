@@ -1,7 +1,5 @@
 """If these fail, a graph of a program's own, or one with all its options, is not a function of tensors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -107,23 +105,16 @@ def test_cross_entropy_with_probabilities() -> None:
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "kind", "message"),
-    [
-        (
-            lambda f, t: f(t, torch.ones(2, 3, WIDTH, requires_grad=True)),
-            RuntimeError,
-            "'target' requires grad, but the",
-        ),
-        (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target; got 3 by position."),
-        (lambda f, t: f(t, z=t), RuntimeError, "'cross_entropy' takes x, target; got 1 by position, z."),
-        (lambda f, t: f(t), RuntimeError, "expects target, got None"),
-        (lambda f, t: f(t, t, eps=1e-5), RuntimeError, "'cross_entropy' takes no eps"),
-        (lambda f, t: lngen.torch.function("rmsnorm")(t), RuntimeError, "'rmsnorm' expects eps=, for example 1e-5"),
-        (lambda f, t: lngen.torch.function("rmsnorms"), SpecError, "There is no graph 'rmsnorms'"),
-        (lambda f, t: lngen.torch.function("rmsnorm", cast="t5"), SpecError, "'cast'"),
-    ],
-)
+@pytest.mark.parametrize(("call", "kind", "message"), [
+    (lambda f, t: f(t, torch.ones(2, 3, WIDTH, requires_grad=True)), RuntimeError, "'target' requires grad, but the"),
+    (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target; got 3 by position."),
+    (lambda f, t: f(t, z=t), RuntimeError, "'cross_entropy' takes x, target; got 1 by position, z."),
+    (lambda f, t: f(t), RuntimeError, "expects target, got None"),
+    (lambda f, t: f(t, t, eps=1e-5), RuntimeError, "'cross_entropy' takes no eps"),
+    (lambda f, t: lngen.torch.function("rmsnorm")(t), RuntimeError, "'rmsnorm' expects eps=, for example 1e-5"),
+    (lambda f, t: lngen.torch.function("rmsnorms"), SpecError, "There is no graph 'rmsnorms'"),
+    (lambda f, t: lngen.torch.function("rmsnorm", cast="t5"), SpecError, "'cast'"),
+])  # fmt: skip
 def test_a_wrong_call_is_a_sentence(call: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=re.escape(message)) as raised:
         call(lngen.torch.function("cross_entropy"), torch.randn(2, 3, WIDTH, requires_grad=True))

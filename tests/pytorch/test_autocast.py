@@ -1,7 +1,5 @@
 """If these fail, a model under autocast gets other dtypes from lngen.torch than from PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

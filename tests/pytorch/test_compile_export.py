@@ -1,7 +1,5 @@
 """If these fail, a program that is compiled, exported or checkpointed computes other bits with lngen.torch, or not."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,11 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lngen.torch as L
 from torch_calls import CALLS, D, gradients, leaves, same_bits

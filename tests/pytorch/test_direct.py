@@ -1,7 +1,5 @@
 """If these fail, a call past PyTorch's dispatcher gives other bits, or is taken for one that it is not like."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -163,14 +161,10 @@ def test_another_tensor_gets_its_own_result(gpu: FakeDriver, what: str) -> None:
 def test_eps_options_and_absent_weights_are_told_apart(gpu: FakeDriver) -> None:
     x, w, _, _ = inputs()
     calls: list[Callable[[], torch.Tensor]] = [
-        lambda: L.layer_norm(x, (D,), w),
-        lambda: L.layer_norm(x, (D,), None, w),
-        lambda: L.layer_norm(x, (D,), w, eps=0.5),
-        lambda: L.layer_norm(x, (D,), w, zero_centred=True),
-        lambda: L.rms_norm(x, (D,), w),
-        lambda: L.rms_norm(x, (D,), w, 0.5),
-        lambda: L.layer_norm(x, (3, D)),
-    ]
+        lambda: L.layer_norm(x, (D,), w), lambda: L.layer_norm(x, (D,), None, w),
+        lambda: L.layer_norm(x, (D,), w, eps=0.5), lambda: L.layer_norm(x, (D,), w, zero_centred=True),
+        lambda: L.rms_norm(x, (D,), w), lambda: L.rms_norm(x, (D,), w, 0.5), lambda: L.layer_norm(x, (3, D)),
+    ]  # fmt: skip
     with Passing():
         expected = [call() for call in calls]
     for _ in range(2):

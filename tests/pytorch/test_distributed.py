@@ -3,8 +3,6 @@
 Two processes do all of it once, with gloo; each test looks at what they found.
 """
 
-from __future__ import annotations
-
 import pickle
 import traceback
 from collections.abc import Callable
@@ -30,12 +28,8 @@ from torch_calls import CALLS, D, gradients, leaves
 ROWS = (4, 6)
 NAMES = ("layer_norm", "rms_norm", "add_layer_norm", "dyt", "softmax", "l2_norm")
 PLACEMENTS = {
-    "rows": Shard(0),
-    "sequence": Shard(1),
-    "features": Shard(2),
-    "replicated": Replicate(),
-    "sums": Partial(),
-}
+    "rows": Shard(0), "sequence": Shard(1), "features": Shard(2), "replicated": Replicate(), "sums": Partial(),
+}  # fmt: skip
 # A gradient of a weight is a sum over rows, here of parts on two ranks: a few roundings of sums of order 10.
 CLOSE = 1e-5
 ROUNDING = 2.0**-22  # two roundings of a parameter of order 1: gradients of ranks are added in another order

@@ -3,9 +3,6 @@
 Its bits, and what is not like an earlier call, are tested with those of the direct way in Python (test_direct.py).
 """
 
-from __future__ import annotations
-
-import copy
 import shutil
 import sys
 import weakref
@@ -245,17 +242,6 @@ def test_inference_mode(native: NativeLaunches) -> None:
         assert torch.equal(y, expected)
         assert y.is_inference()
         assert not y.requires_grad
-
-
-def test_modules_are_copied(native: NativeLaunches) -> None:
-    module = L.LayerNorm(D)
-    x = inputs()[0]
-    y = module(x)
-    other = copy.deepcopy(module)
-    assert torch.equal(other(x), y)
-    other(x).sum().backward()
-    assert module.weight.grad is None
-    assert other.weight.grad is not None
 
 
 # ---- memory ----

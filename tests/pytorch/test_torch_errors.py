@@ -1,7 +1,5 @@
 """If these fail, a wrong call of lngen.torch does not raise what PyTorch's own function raises, or does not say why."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -40,29 +38,21 @@ def check(pair: tuple[Callable[..., Any], Callable[..., Any]], advice: str, *arg
     assert re.search(advice, text[len(words) :]), text
 
 
+SHAPES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "another shape": ("names the last dimensions of input", ((7,),)),
+    "more dimensions": ("names the last dimensions of input", ((2, 4, D),)),  # ValueError of rms_norm alone
+    "empty shape": ("Name the dimensions to normalise", ((),)),
+    "another weight": ("Reshape weight, or leave it out", ((D,), ones(D - 1))),
+    "another bias": ("Reshape bias, or leave it out", ((D,), None, ones(D - 1))),
+}
+
+
+@pytest.mark.parametrize("what", SHAPES)
 @pytest.mark.parametrize("name", NORMS)
-def test_a_shape_that_does_not_fit(name: str) -> None:
-    check(NORMS[name], "names the last dimensions of input", ones(4, D), (7,))
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_more_dimensions_than_the_input_has(name: str) -> None:
-    """ValueError of rms_norm, RuntimeError of layer_norm."""
-    check(NORMS[name], "names the last dimensions of input", ones(4, D), (2, 4, D))
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_an_empty_shape(name: str) -> None:
-    check(NORMS[name], "Name the dimensions to normalise", ones(4, D), ())
-
-
-@pytest.mark.parametrize("name", NORMS)
-def test_a_weight_of_another_shape(name: str) -> None:
-    check(NORMS[name], "Reshape weight, or leave it out", ones(4, D), (D,), ones(D - 1))
-
-
-def test_a_bias_of_another_shape() -> None:
-    check(NORMS["layer_norm"], "Reshape bias, or leave it out", ones(4, D), (D,), None, ones(D - 1))
+def test_shapes_that_do_not_fit(name: str, what: str) -> None:
+    advice, args = SHAPES[what]
+    if name == "layer_norm" or what != "another bias":
+        check(NORMS[name], advice, ones(4, D), *args)
 
 
 def test_weights_of_two_dtypes() -> None:
@@ -88,13 +78,8 @@ def test_complex_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", NORMS)
 def test_a_weight_on_another_device(name: str, x: str, weight: str) -> None:
     with FakeTensorMode():
-        check(
-            NORMS[name],
-            "'gamma' is not where 'x' is; move it there",
-            ones(4, D, device=x),
-            (D,),
-            ones(D, device=weight),
-        )
+        args = ones(4, D, device=x), (D,), ones(D, device=weight)
+        check(NORMS[name], "'gamma' is not where 'x' is; move it there", *args)
 
 
 @pytest.mark.parametrize("name", SOFTMAXES)
@@ -109,11 +94,8 @@ def test_a_dimension_that_is_none(name: str) -> None:
 def test_weights_of_two_dtypes_on_a_gpu() -> None:
     """In the words of PyTorch's kernel for CUDA."""
     with FakeTensorMode():
-        x, gamma, beta = (
-            torch.ones(4, D, device="cuda"),
-            *(torch.ones(D, dtype=t, device="cuda") for t in (F32, BF16)),
-        )
-        kind, text = message(L.layer_norm, x, (D,), gamma, beta)
+        gamma, beta = (ones(D, dtype=t, device="cuda") for t in (F32, BF16))
+        kind, text = message(L.layer_norm, ones(4, D, device="cuda"), (D,), gamma, beta)
     assert kind is L.bridge.TorchError
     assert text.startswith("expected scalar type Float but found BFloat16. 'beta' is BFloat16; cast it")
 

@@ -1,7 +1,5 @@
 """If these fail, lngen.torch computes something else than PyTorch, or not what the interpreter does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -101,11 +99,9 @@ def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> 
     torch.manual_seed(1)
     x = torch.randn(2, 3, D)
     x = {
-        "contiguous": x,
-        "transposed": torch.randn(3, 2, D).transpose(0, 1),
-        "slice": torch.randn(2, 3, 2 * D)[..., :D],
+        "contiguous": x, "transposed": torch.randn(3, 2, D).transpose(0, 1), "slice": torch.randn(2, 3, 2 * D)[..., :D],
         "no rows": torch.randn(0, 3, D),
-    }[layout]
+    }[layout]  # fmt: skip
     inputs = [x.requires_grad_(), torch.randn(D, requires_grad=True), torch.randn(D, requires_grad=True)]
     ours, theirs = CALLS[name]
     y, expected = ours(*inputs), theirs(*inputs)

@@ -1,7 +1,5 @@
 """If these fail, PyTorch computes another graph than lngen: a wrong peer, and a wrong float64 reference."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """If these fail, ``lngen help torch`` lacks a function of lngen.torch."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

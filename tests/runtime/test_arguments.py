@@ -1,7 +1,5 @@
 """If these fail, some argument ends in another error than an LngenError, or after something was written."""
 
-from __future__ import annotations
-
 import copy
 import decimal
 from collections.abc import Callable
@@ -40,8 +38,6 @@ GRAPH = DESCRIBED | OBJECTS.filter(lambda graph: not callable(graph))  # what a 
 KEYS = st.sampled_from(
     ["dtype", "weight", "out", "eps", "save", "wrt", "blocks", "gamma", "beta", "schedule", "lock", "k"]
 )
-
-
 ONE_WRONG = st.tuples(st.just("layernorm"), st.just(4), st.dictionaries(KEYS, OBJECTS, max_size=1))
 ANY_WRONG = st.tuples(GRAPH, OBJECTS, st.dictionaries(KEYS, OBJECTS, max_size=3))
 

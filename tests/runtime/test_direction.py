@@ -1,7 +1,5 @@
 """If these fail, arrays of CuPy and torch are misread, or a call runs kernels that do not suit its arrays."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import replace
@@ -20,7 +18,7 @@ from lngen.errors import ArrayError, MissingError
 from lngen.ir import BF16
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.launch import driver
-from lngen.launch.arrays import CuPy, library_of
+from lngen.launch.arrays import CuPy
 from lngen.lower import Plan
 from lngen.runtime import direction as calls
 from lngen.runtime import launcher
@@ -83,11 +81,6 @@ def test_tensors_that_no_kernel_can_take() -> None:
             runtime.compile("layernorm", d=8).forward(*given)
 
 
-def test_library_of_names_the_input() -> None:
-    with pytest.raises(ArrayError, match=r"'gamma' is expected to be an array .*got str"):
-        library_of("text", "gamma")
-
-
 # ---- calls ----
 
 
@@ -116,15 +109,12 @@ def test_a_wrong_cotangent_is_named(gpu: FakeGpu) -> None:
             norm.backward(dy, saved)
 
 
-@pytest.mark.parametrize(
-    ("stride", "shift", "vec"),
-    [
-        *((1024, shift, vec) for shift, vec in ((0, 8), (16, 8), (8, 4), (4, 2), (12, 2), (2, 1), (6, 1))),
-        *((stride, 0, vec) for stride, vec in ((1032, 8), (1028, 4), (1026, 2), (1025, 1), (-1028, 4), (-1026, 2))),
-        (1028, 4, 2),
-        (1026, 8, 2),
-    ],
-)
+@pytest.mark.parametrize(("stride", "shift", "vec"), [
+    *((1024, shift, vec) for shift, vec in ((0, 8), (16, 8), (8, 4), (4, 2), (12, 2), (2, 1), (6, 1))),
+    *((stride, 0, vec) for stride, vec in ((1032, 8), (1028, 4), (1026, 2), (1025, 1), (-1028, 4), (-1026, 2))),
+    (1028, 4, 2),
+    (1026, 8, 2),
+])  # fmt: skip
 @pytest.mark.parametrize("array", ["x", "y"])
 def test_accesses_as_wide_as_arrays_allow(gpu: FakeGpu, stride: int, shift: int, vec: int, array: str) -> None:
     """16 bytes where every row of every array begins at a multiple of them, else as many as divide all."""
@@ -145,16 +135,6 @@ def test_accesses_as_wide_as_the_address_of_gamma_allows(gpu: FakeGpu, shift: in
     x, beta, mean = gpu.array("bf16", 5, 1024), gpu.array("f32", 1024), gpu.array("f32", 5, address=(1 << 41) + 4)
     norm.forward(x, gpu.array("f32", 1024, address=(1 << 40) + shift), beta, out=(None, mean, None))
     assert gpu.launched[-1].plan.schedule.vec == vec
-
-
-@pytest.mark.parametrize(("stride", "vec"), [(1032, 8), (1028, 4), (1026, 2), (1025, 1)])
-def test_rows_that_no_bulk_copy_fits(gpu: FakeGpu, stride: int, vec: int) -> None:
-    schedule = {"fwd": "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=128"}
-    norm = runtime.compile("layernorm", d=1024, dtype="bf16", schedule=schedule)
-    weight = gpu.array("bf16", 1024)
-    norm.forward(gpu.array("bf16", 5, 1024, strides=(stride, 1)), weight, weight)
-    found = gpu.launched[-1].plan.schedule
-    assert (found.form == "tma", found.vec) == (vec == 8, vec)
 
 
 # ---- which kernels are loaded ----
@@ -208,7 +188,7 @@ def test_a_plan_for_few_rows() -> None:
     assert back[0].workspace == back[1].workspace, "the same partial rows, so the same bits"
 
 
-@pytest.mark.parametrize("keys", [{}, {"overlap": True}, {"overlap": False}])
+@pytest.mark.parametrize("keys", [{}, {"overlap": True}])
 def test_every_kernel_set_of_a_norm_is_loaded_for_calls_that_overlap_only_if_asked(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, bool]
 ) -> None:

@@ -1,7 +1,5 @@
 """If these fail, kernels are launched with wrong arguments or attributes, or a refused launch is not explained."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest
@@ -39,19 +37,14 @@ def launch(made: Launcher, rows: int) -> None:
     made.bind(rows, dict.fromkeys(made.tensors, 4096))(range(1000, 1000 + count), 5000, 7)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "overlap", "attributes"),
-    [
-        ("row", 5, False, {}),
-        ("row", 5, True, {PROGRAMMATIC_STREAM_SERIALIZATION: 1}),
-        ("bulk, a cluster for each", 5, False, {CLUSTER_DIMENSION: 4}),
-        ("row_columns, one launch", 0, False, {COOPERATIVE: 1}),
-        (
-            "bulk, columns, a cluster for each, one launch", 300, True,
-            {COOPERATIVE: 1, CLUSTER_DIMENSION: 2, PROGRAMMATIC_STREAM_SERIALIZATION: 1},
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "rows", "overlap", "attributes"), [
+    ("row", 5, False, {}),
+    ("row", 5, True, {PROGRAMMATIC_STREAM_SERIALIZATION: 1}),
+    ("bulk, a cluster for each", 5, False, {CLUSTER_DIMENSION: 4}),
+    ("row_columns, one launch", 0, False, {COOPERATIVE: 1}),
+    ("bulk, columns, a cluster for each, one launch", 300, True,
+     {COOPERATIVE: 1, CLUSTER_DIMENSION: 2, PROGRAMMATIC_STREAM_SERIALIZATION: 1}),
+])  # fmt: skip
 def test_the_driver_gets_what_the_plan_says(
     gpu: FakeGpu, name: str, rows: int, overlap: bool, attributes: dict[int, int]
 ) -> None:

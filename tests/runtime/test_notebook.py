@@ -1,7 +1,5 @@
 """If these fail, a notebook shows whole arrays or raw HTML of a user, or showing a norm compiles it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """If these fail, a launcher takes kernels that its GPU does not run, or not those for its number of rows."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -85,16 +83,12 @@ BWD = "layernorm.bwd:d=64,dtype=bf16"
 WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
 BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
     "single launch": (BWD, {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"}),
-    "shared memory": (
-        BWD,
-        {"arch": "sm_80", "schedule": "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=4", "device": "a100"},
-    ),
+    "shared memory": (BWD, {"arch": "sm_80", "schedule": "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=4",
+     "device": "a100"}),
     "static shared memory": ("layernorm.bwd:d=4096,dtype=bf16", {"arch": "sm_80", "device": "a100"}),
-    "clusters": (
-        WIDE,
-        {"arch": "sm_90+ptx", "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"},
-    ),
-}
+    "clusters": (WIDE, {"arch": "sm_90+ptx",
+     "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"}),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

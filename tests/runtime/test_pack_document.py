@@ -1,7 +1,5 @@
 """If these fail, a manifest is read in parts that are not its own, or a pack of many specs is slow to load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -66,15 +64,12 @@ def test_text_in_a_manifest_is_no_structure(folder: Path) -> None:
         Document(raw.replace(b'"launch": "', b'"launch": "\n "kernel_sets": [\n ],\n "other_files": ', 1))
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (b'"name": "b"', b'"name": "a"', "two kernel sets are called 'a'"),
-        (b'"name": "b"', b'"name": "../b"', "a kernel set without a name and files"),
-        (b'"name": "b"', b'"name": 3', "a kernel set without a name and files"),
-        (b'"schema_version": 3', b'"schema_version": 4', "another schema version, 4"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), [
+    (b'"name": "b"', b'"name": "a"', "two kernel sets are called 'a'"),
+    (b'"name": "b"', b'"name": "../b"', "a kernel set without a name and files"),
+    (b'"name": "b"', b'"name": 3', "a kernel set without a name and files"),
+    (b'"schema_version": 3', b'"schema_version": 4', "another schema version, 4"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_at_once(folder: Path, old: bytes, new: bytes, message: str) -> None:
     raw = (folder / FILE_NAME).read_bytes()
     (folder / FILE_NAME).write_bytes(raw.replace(old, new, 1))

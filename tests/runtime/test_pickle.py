@@ -1,7 +1,5 @@
 """If these fail, a norm cannot be copied or pickled, or what is loaded again has other bits, specs or schedules."""
 
-from __future__ import annotations
-
 import copy
 import os
 import pickle

@@ -1,7 +1,5 @@
 """If these fail, two calls write to one workspace at the same time, or memory is never freed."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections import defaultdict

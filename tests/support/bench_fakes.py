@@ -1,7 +1,5 @@
 """A benchmark without a GPU: PyTorch on the CPU with a clock of its own, cases, and records that nobody measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """CPU tensors that lngen.torch takes for tensors of a GPU: its direct way launches on a fake driver."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any

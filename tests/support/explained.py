@@ -1,7 +1,5 @@
 """Subjects of explanations, and the equations that the interpreter computes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

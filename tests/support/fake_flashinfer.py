@@ -4,8 +4,6 @@ It is not FlashInfer. It has four functions with the semantics of their definiti
 get, names made of the second axis of the input, and the copies into ``out`` or into the inputs of an in-place function.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -43,11 +41,8 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 # For each function: what definitions call its inputs, and where results go.
 NAMES = {"input": "hidden_states", "gemma": "weight", "beta": "bias"}
 ORIGINALS: dict[Callable[..., Any], tuple[str, ...]] = {
-    rmsnorm: ("out",),
-    gemma_rmsnorm: ("out",),
-    fused_add_rmsnorm: ("input", "residual"),
-    layernorm: ("",),
-}
+    rmsnorm: ("out",), gemma_rmsnorm: ("out",), fused_add_rmsnorm: ("input", "residual"), layernorm: ("",),
+}  # fmt: skip
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -1,7 +1,5 @@
 """A GPU that only writes down what it is asked: arrays of addresses, and kernels that are told apart by name."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import math

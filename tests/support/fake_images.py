@@ -1,7 +1,5 @@
 """Images that a fake driver can load: which PTX each stands for, and which GPU and driver take it."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import re

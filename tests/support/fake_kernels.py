@@ -1,7 +1,5 @@
 """Small kernels as PTX, and a fake driver that is ready for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from c_launcher import begin

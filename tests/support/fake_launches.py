@@ -3,8 +3,6 @@
 The structures are those of cuda.h (CUlaunchConfig, CUlaunchAttribute), written down here once more on purpose.
 """
 
-from __future__ import annotations
-
 import ctypes
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -40,13 +38,9 @@ class _Attribute(ctypes.Structure):
 
 class _Config(ctypes.Structure):
     _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
-        ("count", ctypes.c_uint),
-    )
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
 
 
 class Loaded:

@@ -1,7 +1,5 @@
 """The memory of a fake driver's GPUs: allocations, and host memory that stands in for memory of a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 

@@ -5,8 +5,6 @@ It is not vLLM. It has the two operators with vLLM's semantics, the checks of a 
 vLLM's passes, and no operator of its own in PyTorch's dispatcher.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

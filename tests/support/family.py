@@ -5,8 +5,6 @@ results by name, outputs and statistics alike. Gradients are those of torch's au
 dtype: ``tests/family/test_family_casts.py`` compares the roundings with those of the models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +17,9 @@ Tensors = Mapping[str, Tensor]
 Results = dict[str, Tensor]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "sigmoid": torch.sigmoid,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu, "sigmoid": torch.sigmoid, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,24 +167,13 @@ def cross_entropy(t: Tensors, keys: Keys) -> Results:
 
 
 FORMULAS: dict[str, Formula] = {
-    "layernorm": plain(standardised),
-    "rmsnorm": plain(scaled),
-    "l2norm": l2norm,
-    "add_layernorm": added(standardised),
-    "add_rmsnorm": added(scaled),
-    "parallel_layernorm": parallel(standardised),
-    "parallel_rmsnorm": parallel(scaled),
-    "gated_layernorm": gated(standardised),
-    "gated_rmsnorm": gated(scaled),
-    "layernorm_sigmoid_mul": sigmoid_mul(standardised),
-    "rmsnorm_sigmoid_mul": sigmoid_mul(scaled),
-    "layernorm_act": activated(standardised),
-    "rmsnorm_act": activated(scaled),
-    "dyt": dyt,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "cross_entropy": cross_entropy,
-}
+    "layernorm": plain(standardised), "rmsnorm": plain(scaled), "l2norm": l2norm, "add_layernorm": added(standardised),
+    "add_rmsnorm": added(scaled), "parallel_layernorm": parallel(standardised), "parallel_rmsnorm": parallel(scaled),
+    "gated_layernorm": gated(standardised), "gated_rmsnorm": gated(scaled),
+    "layernorm_sigmoid_mul": sigmoid_mul(standardised), "rmsnorm_sigmoid_mul": sigmoid_mul(scaled),
+    "layernorm_act": activated(standardised), "rmsnorm_act": activated(scaled), "dyt": dyt, "softmax": softmax,
+    "log_softmax": log_softmax, "cross_entropy": cross_entropy,
+}  # fmt: skip
 
 # Inputs that have no gradient.
 CONSTANTS = {"cross_entropy": ("target",)}

@@ -3,8 +3,6 @@
 ``@fuzzed`` stands above ``@given``. Only tests read this variable.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tensors of TVM FFI that pass for ones on a GPU: any address by DLPack, and CPU tensors of PyTorch."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any
@@ -42,12 +40,7 @@ _KEPT: list[Any] = []  # what tensors point to; they have no deleter
 
 
 def tensor(
-    address: int,
-    shape: Sequence[int],
-    dtype: str,
-    strides: Sequence[int] = (),
-    device: int = 0,
-    kind: int = CUDA,
+    address: int, shape: Sequence[int], dtype: str, strides: Sequence[int] = (), device: int = 0, kind: int = CUDA
 ) -> Any:
     """A tensor at any address; without strides it is contiguous. It begins 16 bytes after its ``data``."""
     sizes = [(ctypes.c_int64 * len(given))(*given) for given in (shape, strides)]

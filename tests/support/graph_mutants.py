@@ -1,7 +1,5 @@
 """Every mistake of a few kinds that an equation of a graph may have, made by rule; and those that nobody sees."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which of lngen's graphs are defined for what, so that a table of cases names no spec that is refused."""
 
-from __future__ import annotations
-
 from lngen.errors import VerifyError
 from lngen.graphs import GRAPHS
 from lngen.spec import parse_spec

@@ -1,7 +1,5 @@
 """CPU tensors of PyTorch that pass for tensors of a GPU, whose memory is that of a fake driver."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

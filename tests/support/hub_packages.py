@@ -1,7 +1,5 @@
 """Hub packages in a test, loaded as Hugging Face ``kernels`` loads them, on CPU tensors that pass for a GPU's."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import json
@@ -24,13 +22,11 @@ LLAMA = f"d={D},dtype=bf16,casts=llama"
 SPECS = [
     f"{graph}.{direction}:{keys}"
     for graph, keys in (
-        ("layernorm", LAYER),
-        ("rmsnorm", LLAMA),
-        ("rmsnorm", f"d={D},dtype=bf16"),
+        ("layernorm", LAYER), ("rmsnorm", LLAMA), ("rmsnorm", f"d={D},dtype=bf16"),
         ("rmsnorm", f"d={D},dtype=f32,eps=run"),
     )
     for direction in ("fwd", "bwd")
-]
+]  # fmt: skip
 
 
 def made(folder: Path, *specs: str, emit: str | None = "cubin,ptx", arch: str = "sm_90") -> Built:
@@ -42,8 +38,6 @@ def loaded(variant: Path) -> ModuleType:
     """The module of a variant, under the name in its metadata."""
     name = json.loads((variant / "metadata.json").read_text(encoding="utf-8"))["id"]
     spec = importlib.util.spec_from_file_location(name, variant / "__init__.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

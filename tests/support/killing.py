@@ -1,7 +1,5 @@
 """A process that is killed between any two changes of files, without a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

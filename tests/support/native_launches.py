@@ -4,8 +4,6 @@ They come from C, with addresses of tensors that no Python has seen. So the driv
 the memory of a launch's tensors is mapped for as long as the launch runs.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 from typing import Any

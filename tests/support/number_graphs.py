@@ -1,7 +1,5 @@
 """Graphs of numbers and column maxima: what they mean, their specs, their schedules and the bits of their kernels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -112,12 +110,9 @@ NUMPY: dict[Describe, Callable[..., Mapping[str, Array]]] = {
 
 # The backwards that kernels compute: no row of a gradient waits for a reduction over rows.
 BACKWARD: dict[Describe, dict[str, tuple[str, ...]]] = {
-    scaled: {},
-    everything: {},
-    columns: {"of": ("sum",)},
-    loss: {"of": ("rows", "loss")},
+    scaled: {}, everything: {}, columns: {"of": ("sum",)}, loss: {"of": ("rows", "loss")},
     weights: {"of": ("share", "most", "rows"), "wrt": ("gamma", "u")},
-}
+}  # fmt: skip
 
 
 def spec_of(describe: Describe, direction: str = "fwd", d: int = 37, dtype: str = "f32") -> Spec:

@@ -1,7 +1,5 @@
 """Graphs of one's own, of every kind that a program may describe: several inputs, outputs and axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from lngen.graphs import Definition, GraphBuilder

@@ -1,7 +1,5 @@
 """Packs for tests: made-up kernel sets, and every way in which a manifest can be wrong."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Where the checkout is, and what a child process has to search to import what a test imports."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

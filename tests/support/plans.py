@@ -1,7 +1,5 @@
 """Plans of every structure, dtype and kind of input; what they compute, and that a plan keeps its bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -43,28 +41,20 @@ PLANS: dict[str, tuple[str, Schedule]] = {
     "row_columns, f64": ("layernorm.bwd:d=96,dtype=f64,save=none", registers(8, 32, 2)),
     "row_columns, one launch": ("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "prefetch single")),
     "tma": ("rmsnorm.fwd:d=512,dtype=bf16", tma(8, 16, 8, 3, grid=132)),
-    "bulk, results leave in bulk": (
-        "layernorm.fwd:d=4096,dtype=bf16,out=f32",
-        tma(128, 2, 8, 3, "store cached regs", grid=132),
-    ),
-    "bulk, a cluster for each": (
-        "layernorm.fwd:d=65536,dtype=bf16",
-        tma(256, 1, 8, 3, "store cached", cluster=4, grid=30),
-    ),
+    "bulk, results leave in bulk": ("layernorm.fwd:d=4096,dtype=bf16,out=f32",
+     tma(128, 2, 8, 3, "store cached regs", grid=132)),
+    "bulk, a cluster for each": ("layernorm.fwd:d=65536,dtype=bf16",
+     tma(256, 1, 8, 3, "store cached", cluster=4, grid=30)),
     "bulk, columns": ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 3, "store cached single")),
     "bulk, columns, one row": ("layernorm.bwd:d=8192,dtype=bf16", tma(256, 1, 8, 3, "cached")),
-    "bulk, columns, a cluster for each, one launch": (
-        "rmsnorm.bwd:d=16384,dtype=f16",
-        tma(256, 1, 8, 3, "single", cluster=2),
-    ),
+    "bulk, columns, a cluster for each, one launch": ("rmsnorm.bwd:d=16384,dtype=f16",
+     tma(256, 1, 8, 3, "single", cluster=2)),
     "bulk, columns, a cluster for each": ("layernorm.bwd:d=16384,dtype=bf16", tma(256, 1, 8, 3, "cached", cluster=2)),
     "bulk, columns, no row sum": ("layernorm.bwd:d=776,dtype=f16,wrt=beta", tma(32, 8, 8, 3)),
     "tma_unaligned": ("layernorm.bwd:d=1001,dtype=bf16", unaligned(64, 8, 1, 2)),
     "ragged, held": ("layernorm.fwd:d=1001,dtype=bf16", unaligned(32, 2, 1, 2, "regs", grid=9)),
-    "claimed": (
-        "layernorm.fwd:d=12288,dtype=bf16",
-        tma(256, 1, 8, 3, "cached regs dynamic", blocks_per_sm=2, grid=264),
-    ),
+    "claimed": ("layernorm.fwd:d=12288,dtype=bf16",
+     tma(256, 1, 8, 3, "cached regs dynamic", blocks_per_sm=2, grid=264)),
     "claimed, ragged": ("layernorm.fwd:d=1001,dtype=f32", unaligned(32, 2, 1, 2, "dynamic", grid=9)),
     "cp_async": ("layernorm.fwd:d=1000,dtype=bf16", cp_async(32, 4, 8, 3, "cached", grid=264)),
     "async, columns": ("rmsnorm.bwd:d=1000,dtype=f32", cp_async(64, 4, 4, 2, "regs")),
@@ -73,7 +63,7 @@ PLANS: dict[str, tuple[str, Schedule]] = {
     "columns": ("layernorm.bwd:d=70000,dtype=bf16", multipass(512, 8)),
     "columns, statistics handed on": ("layernorm.bwd:d=70001,dtype=f32,save=none", multipass(512, 1)),
     "columns alone": ("layernorm.bwd:d=70000,dtype=bf16,wrt=gamma", multipass(512, 8)),
-}
+}  # fmt: skip
 
 
 def statements(kernel: Kernel) -> Iterator[Statement]:

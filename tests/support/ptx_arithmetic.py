@@ -3,8 +3,6 @@
 ``model`` takes an opcode as the PTX manual spells it; it knows those that the executor is meant to know, no others.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kernels that the PTX executor runs, as CUDA or as PTX, and what a test asks of the outcome."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

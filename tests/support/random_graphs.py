@@ -4,8 +4,6 @@ A recipe is a list of instructions; a definition replays it. An operand is a num
 to choose from, so that a recipe from which instructions were removed is a recipe, too.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -2,11 +2,11 @@
 
 ``pytest -m full --half``, which CI runs, takes half of those, and the other half after another commit.
 
+``pytest.mark.full(sample=False)`` marks a table of which a plain run takes nothing, and CI half, too.
+
 Two samples: a table of single cases gives a tenth, another one after another commit. A grid gives few cases that hold
 every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
 """
-
-from __future__ import annotations
 
 import subprocess
 import zlib

@@ -1,19 +1,11 @@
 """Schedules of each form, in one line: the sizes, then the flags, called as in the name of a kernel."""
 
-from __future__ import annotations
-
 from lngen.problem import Schedule
 
 FLAGS = {
-    "prefetch": "prefetch",
-    "store": "tma_store",
-    "cached": "cached_weights",
-    "single": "single_launch",
-    "regs": "row_in_registers",
-    "early": "early_release",
-    "dynamic": "dynamic",
-    "acquire": "acquire_shared",
-}
+    "prefetch": "prefetch", "store": "tma_store", "cached": "cached_weights", "single": "single_launch",
+    "regs": "row_in_registers", "early": "early_release", "dynamic": "dynamic", "acquire": "acquire_shared",
+}  # fmt: skip
 
 
 def _made(form: str, threads: int, rows: int, vec: int, flags: str, sizes: dict[str, int]) -> Schedule:

@@ -1,7 +1,5 @@
 """What must not depend on the hash seed, as hashes: kernels, plans, graphs of every stage, rankings and names."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 

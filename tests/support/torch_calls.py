@@ -1,7 +1,5 @@
 """Calls of every function of lngen.torch on a tensor [B, S, D] and two weights, with PyTorch's own beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -45,7 +45,6 @@ TRIALS = [
     trial(7, None, status="runtime", reason="the worker process died (SIGSEGV)"),
 ]
 
-
 LOCKED = [
     Locked("NVIDIA H200", "sm_90", SPEC, 4096, SCHEDULES[2]),
     Locked("NVIDIA H200", "sm_90", SPEC, 64, SCHEDULES[1]),
@@ -100,7 +99,6 @@ def make_job(**values: Any) -> Job:
 
 
 def chosen(outcome: Outcome) -> str:
-    assert outcome.choice is not None
     return outcome.choice.trial.schedule
 
 

@@ -9,8 +9,6 @@ pause                              seconds a check takes
 seed                               of the noise on the times
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

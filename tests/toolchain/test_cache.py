@@ -1,7 +1,5 @@
 """If these fail, a kernel is taken from a wrong, foreign or damaged file, or processes disturb each other."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -30,11 +28,6 @@ ENTRY = cache.Entry("sm_80", "", b"one image", ("one",))
 def cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def compiler() -> None:
-    pytest.importorskip("cupy")
 
 
 needs_nvrtc = pytest.mark.usefixtures("compiler")
@@ -151,29 +144,24 @@ def test_an_entry_that_is_not_trusted_is_compiled_again(
 
 LOG = "ptxas info    : Compiling entry function 'one' for 'sm_80'\n"
 USED = LOG + "    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\nptxas info    : Used 8 registers\n"
-
-
 WHOLE = {"key": "ab12", "arch": "sm_80", "kernels": ["one"], "log": ""}
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"kernels": ["two"]}, "its kernels are others than it names"),
-        ({"kernels": ["one", "two"]}, "its kernels are others than it names"),
-        ({"kernels": ["image"], "log": USED}, "its kernels are others than it names"),
-        ({"kernels": [1]}, "it names no kernels"),
-        ({"kernels": "one"}, "it names no kernels"),
-        ({"log": LOG}, "The log of ptxas lacks the registers or spills of 'one':\n.*"),
-        ({"log": None}, "it has no log"),
-        ({"arch": 80}, "it has no arch"),
-        ({"key": "ab13"}, "it is the entry of another key"),
-        ({"key": None}, "it is the entry of another key"),
-        (b"{arch\nimage", "Expecting property name.*"),
-        (b"3\nimage", "it is the entry of another key"),
-        (b"\xff\xfe\nimage", "it is not UTF-8 text"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    ({"kernels": ["two"]}, "its kernels are others than it names"),
+    ({"kernels": ["one", "two"]}, "its kernels are others than it names"),
+    ({"kernels": ["image"], "log": USED}, "its kernels are others than it names"),
+    ({"kernels": [1]}, "it names no kernels"),
+    ({"kernels": "one"}, "it names no kernels"),
+    ({"log": LOG}, "The log of ptxas lacks the registers or spills of 'one':\n.*"),
+    ({"log": None}, "it has no log"),
+    ({"arch": 80}, "it has no arch"),
+    ({"key": "ab13"}, "it is the entry of another key"),
+    ({"key": None}, "it is the entry of another key"),
+    (b"{arch\nimage", "Expecting property name.*"),
+    (b"3\nimage", "it is the entry of another key"),
+    (b"\xff\xfe\nimage", "it is not UTF-8 text"),
+])  # fmt: skip
 def test_an_entry_whose_parts_do_not_fit_is_not_used(
     cache_dir: Path, change: dict[str, object] | bytes, why: str
 ) -> None:
@@ -185,17 +173,10 @@ def test_an_entry_whose_parts_do_not_fit_is_not_used(
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda raw: b"",
-        lambda raw: raw[:-1],
-        lambda raw: raw[: len(raw) // 2],
-        lambda raw: raw[:70],
-        lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:],
-        lambda raw: raw + b"\0",
-    ],
-)
+@pytest.mark.parametrize("damage", [
+    lambda raw: b"", lambda raw: raw[:-1], lambda raw: raw[: len(raw) // 2], lambda raw: raw[:70],
+    lambda raw: raw[:-40] + bytes([raw[-40] ^ 1]) + raw[-39:], lambda raw: raw + b"\0",
+])  # fmt: skip
 def test_a_damaged_entry_is_deleted(cache_dir: Path, damage: Callable[[bytes], bytes]) -> None:
     cache.store("ab12", ENTRY)
     (path,) = stored(cache_dir)
@@ -293,7 +274,7 @@ WRITERS = """
     import random, sys, warnings
     from lngen.toolchain import cache
     warnings.simplefilter("error")
-    for n in range(150):
+    for n in range(60):
         key = f"ab{n % 3}"
         cache.store(key, cache.Entry("sm_80", "log", bytes([random.randrange(256)]) * 300_000))
         entry = cache.load(key)
@@ -302,21 +283,7 @@ WRITERS = """
 
 
 def test_processes_may_write_the_same_key_at_once(cache_dir: Path) -> None:
-    writers = [start(WRITERS, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(4)]
+    writers = [start(WRITERS, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(3)]
     for writer in writers:
         output(writer)
     assert sorted(path.name for path in stored(cache_dir)) == ["ab0", "ab1", "ab2"]
-
-
-@needs_nvrtc
-def test_processes_may_compile_the_same_kernel_at_once(cache_dir: Path) -> None:
-    code = f"""
-        import hashlib, warnings
-        from lngen.toolchain import compile_cubin
-        warnings.simplefilter("error", RuntimeWarning)
-        print(hashlib.sha256(compile_cubin({ONE!r}, "sm_80").image).hexdigest())
-    """
-    processes = [start(code, LNGEN_CACHE_DIR=str(cache_dir)) for _ in range(3)]
-    hashes = {output(process) for process in processes}
-    assert hashes == {hashlib.sha256(toolchain.compile_cubin(ONE, "sm_80").image).hexdigest() + "\n"}
-    assert len(stored(cache_dir)) == 1

@@ -1,7 +1,5 @@
 """GPUs of a test's own, and the fake measurer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Builds or tuning on a real Dask cluster give something else than on this machine if these fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -12,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import tune_fakes
+from commands import call
 from lngen.aot import build as builds
 from lngen.aot.build import build
-from lngen.cli import cli
 from lngen.errors import LngenError
 from lngen.runtime.lock_file import read_lock
 from lngen.tune import trials
 from tune_cases import SPEC
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
-
-
 pytestmark = pytest.mark.filterwarnings("default")  # what Dask warns of is Dask's
 
 
@@ -44,8 +39,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_build_on_a_cluster_has_the_same_bytes(cluster: Any, tmp_path: Path) -> None:
     args = ["build", FWD, SPEC, "--arch", "sm_80,sm_90", "--out"]
-    assert CliRunner().invoke(cli, [*args, str(tmp_path / "here")]).exit_code == 0
-    done = CliRunner().invoke(cli, [*args, str(tmp_path / "there"), "--dask", cluster.scheduler_address])
+    assert call(*args, str(tmp_path / "here")).exit_code == 0
+    done = call(*args, str(tmp_path / "there"), "--dask", cluster.scheduler_address)
     assert done.exit_code == 0, done.output
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
     assert {Path(n).suffix for n in contents(tmp_path / "here")} == {".cu", ".ptx", ".cubin", ".json", ".cuh"}
@@ -89,7 +84,7 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
     with cluster.get_client() as client:
         client.run(prepare, say, sys.path, str(tmp_path))
     args = ["tune", SPEC, "--rows", "1,2,3,4", "--trials", "6", "--budget", "5m", "--database", "t.jsonl", "--json"]
-    done = CliRunner().invoke(cli, [*args, "--dask", cluster.scheduler_address])
+    done = call(*args, "--dask", cluster.scheduler_address)
     assert done.exit_code == 0, done.output
     tuned = json.loads(done.stdout)["tuned"]
     assert [t["rows"] for t in tuned] == [1, 2, 3, 4]
@@ -111,11 +106,11 @@ def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyP
     pytest.importorskip("distributed")
     monkeypatch.setattr("lngen.cli.shared_options.DASK_TIMEOUT", "1s")
     for address in ("tcp://127.0.0.1:9", "nonsense://"):
-        done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", address])
+        done = call("build", FWD, "--out", str(tmp_path / "x"), "--dask", address)
         assert done.exit_code == 2, done.output
         assert f"there is none at '{address}'" in done.stderr
     monkeypatch.setitem(sys.modules, "distributed", None)
-    done = CliRunner().invoke(cli, ["build", FWD, "--out", str(tmp_path / "x"), "--dask", "a"])
+    done = call("build", FWD, "--out", str(tmp_path / "x"), "--dask", "a")
     assert done.exit_code == 3
     assert 'pip install ".[cluster]"' in done.stderr
     assert not (tmp_path / "x").exists()

@@ -1,7 +1,5 @@
 """A job chooses another schedule, or one bad candidate ends it, if these fail."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Sequence
@@ -28,7 +26,6 @@ from tune_cases import SCHEDULES, SPEC, TRIALS, TRIED, Fake, Heard, chosen, make
 
 def test_a_tie_goes_to_the_first_in_order() -> None:
     found = choose(TRIALS)
-    assert found is not None
     assert found.trial == TRIALS[2]
     assert found.ties == (TRIALS[2], TRIALS[5])
     assert choose([TRIALS[5], replace(TRIALS[2], us_median=10.2), TRIALS[0]]).trial == TRIALS[5]  # type: ignore[union-attr]
@@ -60,8 +57,6 @@ def test_two_noisy_runs_choose_the_same(level: list[int], seed: int, other: int)
         return rng.sample(found, len(found))
 
     a, b = choose(run(seed)), choose(run(other))
-    assert a is not None
-    assert b is not None
     assert a.trial.schedule == b.trial.schedule == SCHEDULES[level.index(min(level))]
     assert a.trial.rank in {t.rank for t in finalists(run(other))}
 
@@ -88,11 +83,9 @@ def test_every_candidate_is_checked_then_timed_and_the_best_again(fake: Fake) ->
     heard = Heard()
     found = run_job(make_job(), heard)
     assert fake.asked() == [
-        f"open {SPEC} 4096",
-        *(f"check {n}" for n in range(TRIED)),
-        f"time 0,1,2,3,4,5 {BRIEF_ROUNDS}",
+        f"open {SPEC} 4096", *(f"check {n}" for n in range(TRIED)), f"time 0,1,2,3,4,5 {BRIEF_ROUNDS}",
         f"time 0,2,3,4 {FINAL_ROUNDS}",
-    ]
+    ]  # fmt: skip
     assert chosen(found) == SCHEDULES[2]
     assert [t.rank for t in found.choice.ties] == [2, 4]  # type: ignore[union-attr]
     assert found.complete

@@ -1,13 +1,8 @@
 """Trials are lost, doubled or misread, also under many writers and after a kill, if these fail."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,13 +15,10 @@ from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
 from lngen.errors import LngenError
-from lngen.runtime.lock_file import read_lock
-from lngen.tune import trials, tuner
+from lngen.tune import trials
 from lngen.tune.trials import STATUSES, Trial, from_json, latest
 from lngen.tune.views import FORMATS, export
 from tune_cases import DEVICE, SPEC, TRIALS, during, names, trial
-
-ROOT = Path(tuner.__file__).parents[2]
 
 
 def test_the_last_of_most_rounds_counts_and_a_failure_is_final() -> None:
@@ -53,12 +45,7 @@ def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
 
 def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    wrong = [
-        b'{"spec": "half a li\n',
-        b"[1]\n",
-        b'{"spec": "a"}\n',
-        b"\xff\xfe\n",
-    ]
+    wrong = [b'{"spec": "half a li\n', b"[1]\n", b'{"spec": "a"}\n', b"\xff\xfe\n"]
     path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
     found = trials.read(path)
     assert found.trials == tuple(TRIALS[:2])
@@ -144,43 +131,6 @@ def test_the_lock_of_a_file_is_that_file_alone(tmp_path: Path) -> None:
         trials.append(tmp_path / "b", TRIALS[:1])
 
 
-def test_processes_append_merge_and_lock_without_a_loss(tmp_path: Path) -> None:
-    code = f"""
-        import sys
-        from dataclasses import replace
-        from pathlib import Path
-        from lngen.tune import trials
-        from lngen.tune.job import Outcome, choose
-        from lngen.tune.trials import Device, Trial
-        from lngen.tune.tuner import store_choices
-        device, one = {DEVICE!r}, {trial()!r}
-        own, folder = int(sys.argv[1]), Path(sys.argv[2])
-        for n in range(8):
-            trials.append(folder / "t", [replace(one, rows=100 * own + n)])
-            if n % 3 == own:
-                trials.append(folder / f"shard{{own}}", [replace(one, rows=10_000 + 100 * own + n)])
-                trials.merge([folder / f"shard{{own}}"], folder / "t")
-            store_choices(folder / "my.lock", [Outcome(one.spec, 100 * own + n, device, choice=choose([one]))])
-    """
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), str(n), str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stderr=subprocess.PIPE,
-        )
-        for n in range(3)
-    ]
-    for process in running:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
-    every = [100 * own + n for own in range(3) for n in range(8)]
-    assert [e.rows for e in read_lock(tmp_path / "my.lock").entries] == every
-    content = trials.read(tmp_path / "t")
-    merged = [10_000 + 100 * own + n for own in range(3) for n in range(8) if n % 3 == own]
-    assert (sorted({t.rows for t in content.trials}), content.complaints) == ([*every, *merged], ())
-    assert names(tmp_path) == {"t", "my.lock", *(f"shard{own}" for own in range(3))}
-
-
 def test_a_killed_append_loses_its_own_line_at_most(tmp_path: Path) -> None:
     trials.append(tmp_path / "whole", TRIALS[:1])
     for point in range(points(lambda: trials.append(tmp_path / "whole", TRIALS[1:2]))):
@@ -215,12 +165,6 @@ def test_a_killed_merge_leaves_the_old_database_or_the_new_one(tmp_path: Path) -
     assert {*found} == {old, new}
 
 
-def test_a_database_in_a_file_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LngenError, match=r"cannot write '.*t\.jsonl.*': File exists; name a place"):
-        trials.append(tmp_path / "file" / "t.jsonl", TRIALS)
-
-
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/full"), Path.mkdir])
 def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "x")
@@ -228,24 +172,21 @@ def test_what_cannot_be_appended_to_is_one_sentence(tmp_path: Path, make: Callab
         trials.append(tmp_path / "x", TRIALS[:1])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"status": '"bad"'}, "one of constraints, compile, runtime, correctness, timeout, correct, got 'bad'"),
-        ({"rows": '"many"'}, "'rows' is expected to be a int, got 'many'"),
-        ({"rows": "9" * 400}, "a number of more than 64 bits"),
-        ({"us_median": "9" * 400}, "a number of more than 64 bits"),
-        ({"us_median": "1e999"}, "1e999 is not a finite number"),
-        ({"us_median": "NaN"}, "NaN is not a finite number"),
-        ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
-        ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
-        ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
-        ({"spec": "[" * 10**4}, "it is nested deeper than 32 levels"),
-        ({"spec": "[" * 30 + "]" * 30}, r"'spec' is expected to be a str, got \[\[\["),
-        ({"spec": '"' + "a" * 10**5 + '"'}, "it is longer than 65536 bytes"),
-        ({"status": '"' + "a" * 10**4 + '"'}, "got 'aaa"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"status": '"bad"'}, "one of constraints, compile, runtime, correctness, timeout, correct, got 'bad'"),
+    ({"rows": '"many"'}, "'rows' is expected to be a int, got 'many'"),
+    ({"rows": "9" * 400}, "a number of more than 64 bits"),
+    ({"us_median": "9" * 400}, "a number of more than 64 bits"),
+    ({"us_median": "1e999"}, "1e999 is not a finite number"),
+    ({"us_median": "NaN"}, "NaN is not a finite number"),
+    ({"rows": "-1"}, "'rows' is expected to be at least 0, got -1"),
+    ({"us_p10": "-0.5"}, "'us_p10' is expected to be at least 0, got -0.5"),
+    ({"spec": '"\\ud800"'}, "it holds half of a surrogate pair"),
+    ({"spec": "[" * 10**4}, "it is nested deeper than 32 levels"),
+    ({"spec": "[" * 30 + "]" * 30}, r"'spec' is expected to be a str, got \[\[\["),
+    ({"spec": '"' + "a" * 10**5 + '"'}, "it is longer than 65536 bytes"),
+    ({"status": '"' + "a" * 10**4 + '"'}, "got 'aaa"),
+])  # fmt: skip
 def test_a_line_of_a_stranger_is_skipped_with_one_sentence(
     tmp_path: Path, change: dict[str, str], message: str
 ) -> None:

@@ -1,7 +1,5 @@
 """A run repeats what is known, or loses results when it is interrupted or killed, if these fail."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A report, an export or a picture says something else than its trials if these fail."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two runs measure on one GPU, or a worker is started needlessly or left behind, if these fail."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -31,8 +29,6 @@ def test_visible_gpus_are_named_as_the_environment_does(monkeypatch: pytest.Monk
 def test_a_gpu_is_leased_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     a, b = take(("0", "1")), take(("0", "1"))
-    assert a is not None
-    assert b is not None
     assert (a.gpu, b.gpu) == ("0", "1")
     assert take(("0", "1")) is None
     code = "from lngen.tune.workers import take\nprint(take(('0',)), take(('0', '2')).gpu)"
@@ -41,7 +37,6 @@ def test_a_gpu_is_leased_once_at_a_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert done.stdout.split() == ["None", "2"]
     b.close()
     c = take(("0", "1"))
-    assert c is not None
     assert c.gpu == "1"
     a.close()
     c.close()
@@ -68,7 +63,6 @@ def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
             assert e not in (a, b)
             assert take(("2",)) is None
     lease = take(("2",))
-    assert lease is not None
     asked = iter([False, False, True])
     with Workers(lambda: next(asked)) as pool, pytest.raises(Stopped), pool.worker(other):
         pass
