@@ -21,21 +21,30 @@ NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 @dataclass(frozen=True)
 class Key:
-    """The key of an entry: direction, bytes of an element, D."""
+    """The key of an entry: direction, bytes of an element, D, and [M, D] inputs besides those of a norm alone.
+
+    A norm alone has x, or with column sums dy and x.
+    """
 
     direction: str
     element: int
     d: int
+    more: int = 0
 
     @property
-    def kind(self) -> tuple[str, int, bool]:
+    def kind(self) -> tuple[str, int, int, bool]:
         """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
-        return self.direction, self.element, self.d * self.element % BULK == 0
+        return self.direction, self.more, self.element, self.d * self.element % BULK == 0
 
     @property
-    def order(self) -> tuple[bool, int, int]:
-        """The position in a table: forward first, then by element and D."""
-        return self.direction != "fwd", self.element, self.d
+    def order(self) -> tuple[bool, int, int, int]:
+        """The position in a table: forward first, then by inputs, element and D."""
+        return self.direction != "fwd", self.more, self.element, self.d
+
+    @property
+    def section(self) -> str:
+        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1.2_bytes.4096`` with another input."""
+        return f"{self.direction}{f'_and_{self.more}' if self.more else ''}.{self.element}_bytes.{self.d}"
 
 
 # Rows whose measured schedules spill for one of the norms or with some version of NVRTC: direction, bytes of an
@@ -62,31 +71,30 @@ class Table:
     def near(self, p: Problem, workload: int) -> Iterator[tuple[Key, Schedule]]:
         """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
-        Rows of the same kind have the same direction, element size and alignment, and one [M, D] input, or two with
-        column sums. A cluster that shares rows with column sums also suits more inputs, if they have one element size.
-        Rows with far more arithmetic than the measured norms are of another kind, because they need more warps.
+        Rows of the same kind have the same direction, number of inputs, element size and alignment. Where none is near,
+        a cluster that shares rows with column sums also suits more inputs, if they have one element size. Rows with
+        far more arithmetic than the measured norms are of another kind, because they need more warps.
         """
-        more = len(p.input_sizes) - inputs_of(p)
-        if more < 0 or (more and not p.column_sums) or len({*p.input_sizes}) != 1 or p.operations > MOST_OPERATIONS:
+        own = key_of(p)
+        if own.more < 0 or len({*p.input_sizes}) != 1 or p.operations > MOST_OPERATIONS:
             return
-        kind = key_of(p).kind
-        alike = [k for k, lines in self.entries.items() if k.kind == kind and workload in lines]
-        for key in sorted(alike, key=lambda k: (abs(math.log(k.d / p.d)), k.d)):
-            if abs(math.log(key.d / p.d)) > math.log(NEAR):
+        found = [*self._nearest(own, workload)]
+        if not found and own.more and p.column_sums:
+            found = [entry for entry in self._nearest(replace(own, more=0), workload) if entry[1].cluster > 1]
+        yield from found
+
+    def _nearest(self, own: Key, workload: int) -> Iterator[tuple[Key, Schedule]]:
+        """The entries of this class for rows like ``own``, the nearest D first."""
+        alike = [k for k, lines in self.entries.items() if k.kind == own.kind and workload in lines]
+        for key in sorted(alike, key=lambda k: (abs(math.log(k.d / own.d)), k.d)):
+            if abs(math.log(key.d / own.d)) > math.log(NEAR):
                 return
-            entry = parse_schedule(self.entries[key][workload], ANY)
-            if not more or entry.cluster > 1:
-                yield key, entry
+            yield key, parse_schedule(self.entries[key][workload], ANY)
 
 
 def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
-    return Key("bwd" if p.column_sums else "fwd", p.element, p.d)
-
-
-def inputs_of(p: Problem) -> int:
-    """The [M, D] inputs of the rows that were measured: x, or with column sums dy and x."""
-    return 2 if p.column_sums else 1
+    return Key("bwd" if p.column_sums else "fwd", p.element, p.d, len(p.input_sizes) - (2 if p.column_sums else 1))
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
@@ -106,7 +114,9 @@ def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, 
     """
     near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
     for table, key, entry in sorted(near, key=lambda found: found[1].d != p.d):
-        found = [s for s in fitted(entry, p, device) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)]
+        found = [
+            s for s in fitted(entry, p, device, key.more) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)
+        ]
         yield from ((table, key, s) for s in found)
         if found:
             return
@@ -122,7 +132,7 @@ def tables_for(device: Device) -> list[Table]:
 def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
     """True for a schedule that was measured with LayerNorm or RMSNorm and exactly these rows: it does not spill."""
     key = key_of(p)
-    if s.vec != p.run or (key.direction, key.element, key.d) in TIGHT:
+    if s.vec != p.run or key.more or (key.direction, key.element, key.d) in TIGHT:
         return False
     found = (t.entries.get(key, {}).values() for t in tables() if t.arch == arch)
     return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
@@ -132,15 +142,19 @@ def _whole(s: Schedule, p: Problem) -> bool:
     return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
 
 
-def fitted(entry: Schedule, p: Problem, device: Device) -> list[Schedule]:
-    """An entry with the accesses for these rows, the grid for this GPU, and about as many bytes in flight."""
+def fitted(entry: Schedule, p: Problem, device: Device, more: int = 0) -> list[Schedule]:
+    """An entry with the accesses for these rows, the grid for this GPU, and about as many bytes in flight.
+
+    ``more``: as in the entry's key.
+    """
     staged = entry.stages > 0 and not p.column_sums
     grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
     s = replace(entry, vec=p.run, grid=grid)
-    inputs, base = len(p.input_sizes), inputs_of(p)
-    if inputs == base:
+    own = key_of(p).more
+    if own == more:
         return [s]
-    fewer = replace(s, stages=max(2, s.stages * base // inputs)) if s.stages else s
+    inputs = len(p.input_sizes)
+    fewer = replace(s, stages=max(2, s.stages * (inputs - own + more) // inputs)) if s.stages else s
     return [fewer, replace(fewer, threads=2 * s.threads)]
 
 
@@ -155,10 +169,11 @@ def read(path: Path) -> Table:
     data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     device, arch = data.pop("device"), data.pop("arch")
     entries: dict[Key, dict[int, str]] = {}
-    for direction, sizes in data.items():
+    for rows, sizes in data.items():
+        direction, _, more = rows.partition("_and_")
         for element, lengths in sizes.items():
             for d, lines in lengths.items():
-                key = Key(direction, int(element.removesuffix("_bytes")), int(d))
+                key = Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0))
                 entries[key] = {w: line for line, classes in lines.items() for w in classes}
     return Table(device, arch, entries, path.name)
 

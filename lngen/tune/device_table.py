@@ -12,7 +12,7 @@ from lngen.devices import Device
 from lngen.problem import Schedule
 from lngen.schedule import workload
 from lngen.schedule.recorded import Point
-from lngen.schedule.table import Key, Table
+from lngen.schedule.table import Key, Table, key_of
 
 NOISE = 0.02  # two times that differ by less are equal, since those of different runs differ
 TIE = 0.01  # means of one run that differ by less are equal: the least of many is that much too good by chance
@@ -56,7 +56,7 @@ def text(table: Table, about: str) -> str:
         classes: dict[str, list[int]] = {}
         for size, schedule in sizes.items():
             classes.setdefault(schedule, []).append(size)
-        lines += ["", f"[{key.direction}.{key.element}_bytes.{key.d}]"]
+        lines += ["", f"[{key.section}]"]
         lines += [f'"{s}" = {sizes}' for s, sizes in classes.items()]
     return "\n".join(lines) + "\n"
 
@@ -93,15 +93,12 @@ def _means(found: Sequence[Point]) -> dict[Schedule, float]:
 
 
 def _plain(p: Point) -> bool:
-    """True for the rows that a table covers: one [M, D] input, or two with column sums, all of one size."""
-    facts = p.problem
-    return len(facts.input_sizes) == (2 if facts.column_sums else 1) and len({*facts.input_sizes}) == 1
+    """True for the rows that a table covers: those of a norm, or with another input, all of one size."""
+    return key_of(p.problem).more in (0, 1) and len({*p.problem.input_sizes}) == 1
 
 
 def _place(p: Point, device: Device) -> tuple[Key, int]:
-    facts = p.problem
-    direction = "bwd" if facts.column_sums else "fwd"
-    return Key(direction, facts.element, facts.d), workload(facts, p.rows, device)
+    return key_of(p.problem), workload(p.problem, p.rows, device)
 
 
 def _stripped(schedule: Schedule) -> Schedule:
