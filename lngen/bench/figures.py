@@ -156,7 +156,7 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
 
 def sign(figure: Any, origin: str) -> None:
     """Write the origin of a picture's records at the right of its title."""
-    figure.text(0.995, 0.985, origin, ha="right", va="top", fontsize=7, color=TARGET)
+    figure.text(0.995, 1 - 0.09 / figure.get_figheight(), origin, ha="right", va="top", fontsize=7, color=TARGET)
 
 
 def save(figure: Any, path: Path) -> None:

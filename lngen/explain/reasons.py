@@ -95,7 +95,8 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
         class_ = f"up to {most}" if most <= MANY else f"more than {MANY}"
         text = (
             f"The schedule is an entry of {table.file}, measured on {table.device}: {key.direction}, "
-            f"{'an input more than a norm has, ' if key.more else ''}{key.element} bytes an element, inputs of "
+            f"{'an input more than a norm has, ' if key.more else ''}"
+            f"{f'{key.heavy} equations an element, ' if key.heavy else ''}{key.element} bytes an element, inputs of "
             f"{class_} KiB a multiprocessor, D={key.d}, "
             f"{'the same' if key.d == s.problem.d else f'the nearest to {s.problem.d}'}."
         )

@@ -21,30 +21,33 @@ NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 @dataclass(frozen=True)
 class Key:
-    """The key of an entry: direction, bytes of an element, D, and [M, D] inputs besides those of a norm alone.
+    """The key of an entry: direction, bytes of an element, D, and what sets rows apart from those of a norm alone.
 
-    A norm alone has x, or with column sums dy and x.
+    more    [M, D] inputs besides x, or with column sums besides dy and x
+    heavy   equations per element if they are more than MOST_OPERATIONS, else 0: such rows need more warps
     """
 
     direction: str
     element: int
     d: int
     more: int = 0
+    heavy: int = 0
 
     @property
-    def kind(self) -> tuple[str, int, int, bool]:
+    def kind(self) -> tuple[str, int, int, int, bool]:
         """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
-        return self.direction, self.more, self.element, self.d * self.element % BULK == 0
+        return self.direction, self.more, self.heavy, self.element, self.d * self.element % BULK == 0
 
     @property
-    def order(self) -> tuple[bool, int, int, int]:
-        """The position in a table: forward first, then by inputs, element and D."""
-        return self.direction != "fwd", self.more, self.element, self.d
+    def order(self) -> tuple[bool, int, int, int, int]:
+        """The position in a table: forward first, then by inputs, equations, element and D."""
+        return self.direction != "fwd", self.more, self.heavy, self.element, self.d
 
     @property
     def section(self) -> str:
-        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1.2_bytes.4096`` with another input."""
-        return f"{self.direction}{f'_and_{self.more}' if self.more else ''}.{self.element}_bytes.{self.d}"
+        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1_of_31.2_bytes.4096`` with both differences."""
+        more, heavy = f"_and_{self.more}" if self.more else "", f"_of_{self.heavy}" if self.heavy else ""
+        return f"{self.direction}{more}{heavy}.{self.element}_bytes.{self.d}"
 
 
 # Rows whose measured schedules spill for one of the norms or with some version of NVRTC: direction, bytes of an
@@ -71,15 +74,15 @@ class Table:
     def near(self, p: Problem, workload: int) -> Iterator[tuple[Key, Schedule]]:
         """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
-        Rows of the same kind have the same direction, number of inputs, element size and alignment. Where none is near,
-        a cluster that shares rows with column sums also suits more inputs, if they have one element size. Rows with
-        far more arithmetic than the measured norms are of another kind, because they need more warps.
+        Rows of the same kind have the same direction, number of inputs, element size and alignment, and no more
+        arithmetic than norms, or as much. Where none is near, a cluster that shares rows with column sums also suits
+        more inputs, if they have one element size.
         """
         own = key_of(p)
-        if own.more < 0 or len({*p.input_sizes}) != 1 or p.operations > MOST_OPERATIONS:
+        if own.more < 0 or len({*p.input_sizes}) != 1:
             return
         found = [*self._nearest(own, workload)]
-        if not found and own.more and p.column_sums:
+        if not found and own.more and p.column_sums and not own.heavy:
             found = [entry for entry in self._nearest(replace(own, more=0), workload) if entry[1].cluster > 1]
         yield from found
 
@@ -94,7 +97,9 @@ class Table:
 
 def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
-    return Key("bwd" if p.column_sums else "fwd", p.element, p.d, len(p.input_sizes) - (2 if p.column_sums else 1))
+    heavy = p.operations if p.operations > MOST_OPERATIONS else 0
+    direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
+    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
@@ -132,7 +137,7 @@ def tables_for(device: Device) -> list[Table]:
 def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
     """True for a schedule that was measured with LayerNorm or RMSNorm and exactly these rows: it does not spill."""
     key = key_of(p)
-    if s.vec != p.run or key.more or (key.direction, key.element, key.d) in TIGHT:
+    if s.vec != p.run or key.more or key.heavy or (key.direction, key.element, key.d) in TIGHT:
         return False
     found = (t.entries.get(key, {}).values() for t in tables() if t.arch == arch)
     return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
@@ -170,10 +175,11 @@ def read(path: Path) -> Table:
     device, arch = data.pop("device"), data.pop("arch")
     entries: dict[Key, dict[int, str]] = {}
     for rows, sizes in data.items():
-        direction, _, more = rows.partition("_and_")
+        direction, _, heavy = rows.partition("_of_")
+        direction, _, more = direction.partition("_and_")
         for element, lengths in sizes.items():
             for d, lines in lengths.items():
-                key = Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0))
+                key = Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0), int(heavy or 0))
                 entries[key] = {w: line for line, classes in lines.items() for w in classes}
     return Table(device, arch, entries, path.name)
 
