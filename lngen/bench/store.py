@@ -1,8 +1,7 @@
 """The file of a benchmark: conditions, records, the circumstances of each run and a summary, as JSON.
 
-One record a line, of few rows one point a line, the same bytes for the same content. The file is replaced in one step
-after every task, so that a run can be ended at any time. Records of different conditions are never mixed; circumstances
-may differ between runs.
+One point a line, the same bytes for the same content. The file is replaced in one step after every task, so that a run
+can be ended at any time. Records of different conditions are never mixed; circumstances may differ between runs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import hashlib
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -21,23 +20,22 @@ from typing import Any, TypeVar, get_type_hints
 from uuid import UUID
 
 from lngen.bench.records import HostRecord, Record, judge, summarise
-from lngen.bench.tasks import DIRECTIONS, FEW_ROWS
+from lngen.bench.tasks import DIRECTIONS
 from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
+from lngen.schedule.recorded import benched
 from lngen.user_input import LARGEST
 from lngen.version import __version__
 
 Item = TypeVar("Item", Record, HostRecord)
 RANGES = {"rows": (1, LARGEST), "d": (1, LARGEST), "fraction": (0, 100)}  # of numbers, which a picture has room for
 MOST_BYTES = 2**28  # of a file, many times the size for the largest grids
-# Of few rows, which are many short calls, what differs between the records of a point; the rest is written once.
+# What differs between the records of a point; the rest is written once.
 COLUMNS = (
-    "provider", "us_median", "us_p10", "us_p90", "us_min", "fraction", "launches", "schedule", "best_peer", "ratio",
-    "note",
+    "provider", "us_median", "us_p10", "us_p90", "us_min", "gb_s", "fraction", "launches", "schedule", "note",
 )  # fmt: skip
-NO_POINTS = {"columns": COLUMNS, "points": []}
-APART = {*COLUMNS, "tensor_bytes", "target", "met"}  # the last three are not written: reading works them out
+APART = {*COLUMNS, "tensor_bytes", "target", "met", "best_peer", "ratio"}  # the last five: reading works them out
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,12 @@ class Saved:
 
 def render(saved: Saved) -> str:
     """The text of a file."""
-    few = [r for r in saved.records if r.kind in FEW_ROWS]
-    packed = {"few_rows": f'{{"columns": {json.dumps(COLUMNS)},\n"points": {_points(few)}}}'} if few else {}
     parts = {
         "conditions": json.dumps(saved.conditions, indent=1, sort_keys=True),
-        **packed,
-        "host": _lines(saved.host),
-        "records": _lines([r for r in saved.records if r.kind not in FEW_ROWS]),
+        "host": _lines(map(vars, saved.host)),
+        "records": f'{{"columns":{json.dumps(COLUMNS)},\n"points":{_lines(_points(saved.records))}}}',
         "runs": json.dumps(saved.runs, indent=1, sort_keys=True),
-        "summary": _lines(summarise(saved.records)),
+        "summary": _lines(map(vars, summarise(saved.records))),
     }
     return "{" + ",".join(f"\n{json.dumps(name)}: {part}" for name, part in parts.items()) + "\n}\n"
 
@@ -74,7 +69,7 @@ def read_json(path: Path) -> Saved:
     """The content that ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
     try:
         content = parse_json(read(path, MOST_BYTES))
-        records = [_made(Record, r) for r in [*content["records"], *_unpacked(content.get("few_rows", NO_POINTS))]]
+        records = [_made(Record, r) for r in benched(content["records"])]
         host = [_made(HostRecord, h) for h in content.get("host", [])]
         runs = [{str(k): str(v) for k, v in run.items()} for run in content.get("runs", [])]
         return Saved(judge(records), dict(content["conditions"]), host, runs)
@@ -84,8 +79,8 @@ def read_json(path: Path) -> Saved:
         raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --out' wrote: {error!r}.") from error
 
 
-def _points(records: Sequence[Record]) -> str:
-    """A list with one point of few rows a line: what its records share, and of each the columns up to the last set."""
+def _points(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
+    """What the records of a point share, and of each the columns up to the last that is set."""
 
     def shared(r: Record) -> dict[str, Any]:
         return {k: v for k, v in vars(r).items() if k not in APART and v != getattr(Record, k, None)}
@@ -96,18 +91,8 @@ def _points(records: Sequence[Record]) -> str:
             values.pop()
         return values
 
-    points = [{**head, "records": [row(r) for r in group]} for head, group in groupby(records, key=shared)]
-    lines = ",\n".join(json.dumps(point, sort_keys=True, separators=(",", ":")) for point in points)
-    return f"[\n{lines}\n]"
-
-
-def _unpacked(few: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields of each record of few rows; files of earlier versions have them among the other records."""
-    found = []
-    for point in few["points"]:
-        shared = {k: v for k, v in point.items() if k != "records"}
-        found += [shared | dict(zip(few["columns"], row, strict=False)) for row in point["records"]]
-    return found
+    for head, group in groupby(records, key=shared):
+        yield {**head, "records": [row(r) for r in group]}
 
 
 def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
@@ -153,10 +138,10 @@ def resumed(path: Path, conditions: Mapping[str, str]) -> Saved:
     return saved
 
 
-def _lines(items: Sequence[Any]) -> str:
+def _lines(items: Iterable[Mapping[str, Any]]) -> str:
     """A list with one item per line."""
-    lines = ",\n".join(json.dumps(vars(item), sort_keys=True) for item in items)
-    return f"[\n{lines}\n]" if items else "[]"
+    lines = ",\n".join(json.dumps(item, sort_keys=True, separators=(",", ":")) for item in items)
+    return f"[\n{lines}\n]" if lines else "[]"
 
 
 # ---- conditions ----

@@ -23,7 +23,7 @@ from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.schedule import workload
 from lngen.schedule.accuracy import STATED, Accuracy
 from lngen.schedule.model import estimates, features, terms
-from lngen.schedule.recorded import swept
+from lngen.schedule.recorded import benched, swept
 from lngen.schedule.space import Numbers, Schedules, roomy_space
 from lngen.schedule.table import key_of, rows_of
 from lngen.tune import trials
@@ -84,8 +84,8 @@ def _benched(path: Path, spec: str) -> Iterator[Record]:
             Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in swept(data, p).items()
         )
     about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
-    for r in (r for r in data.get("records", ()) if r["spec"] == spec and r.get("kind") not in (LATENCY, *FEW_ROWS)):
-        if r.get("schedule") and r.get("us_median"):
+    for r in (r for r in benched(data.get("records", ())) if r["spec"] == spec):
+        if r.get("schedule") and r.get("us_median") and r.get("kind") not in (LATENCY, *FEW_ROWS):
             calls = CALLS["begins while" not in about.get(f"provider {r['provider']}", about["method"])]
             made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == today else "earlier"
             yield Record(path.name, about["device"], r["rows"], r["schedule"], r["us_median"], calls, *made)

@@ -80,8 +80,8 @@ def _points(path: Path, provider: str) -> Iterator[Point]:
         if "points" in data:
             yield from (_point(p["spec"], p["rows"], swept(data, p)) for p in data["points"])
         else:
-            rows = (r for r in data["records"] if r["provider"] == provider and r["schedule"] and r["us_median"])
-            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows)
+            rows = (r for r in benched(data["records"]) if r["provider"] == provider and r.get("schedule"))
+            yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows if r["us_median"])
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {reason(error)}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -93,6 +93,16 @@ def _points(path: Path, provider: str) -> Iterator[Point]:
 def swept(sweep: Mapping[str, Any], point: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds by schedule at a point of a sweep, which may list its schedules once and number them."""
     return {sweep["schedules"][n]: us for n, us in point["us"]} if "schedules" in sweep else point["us"]
+
+
+def benched(records: Any) -> Iterator[dict[str, Any]]:
+    """The records of a bench: packed by point, what its records share and columns for each, or as they are."""
+    if not isinstance(records, Mapping):  # an earlier version
+        yield from records
+        return
+    for point in records["points"]:
+        shared = {k: v for k, v in point.items() if k != "records"}
+        yield from (shared | dict(zip(records["columns"], row, strict=False)) for row in point["records"])
 
 
 def _trials(trials: Sequence[Any]) -> Iterator[Point]:

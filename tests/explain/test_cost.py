@@ -141,9 +141,12 @@ def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytes
     trial = Trial(spec, 1024, "A", "NVRTC 1", mine, "", 0, "correct", us_median=3.0).to_json()
     lines = [trial, {**trial, "us_median": 2.0, "schedule": "form=old"}, {**trial, "rows": 9, "us_median": 1.0}]
     lines += [{**trial, "spec": f"{spec},eps=1.0", "us_median": 1.0}, {**trial, "in_turn": True, "us_median": 4.0}]
-    bench = {"spec": spec, "rows": 500, "provider": "lngen", "schedule": "form=old", "us_median": 5}
     about = {"device": "B", "lngen": "0.0.9", "kernels": "0", "method": "each call waits"}
-    benched = {"conditions": about, "records": [bench, {**bench, "kind": "latency", "us_median": 1}]}
+    at = {"spec": spec, "rows": 500}
+    latency = {**at, "kind": "latency", "records": [["lngen", 1, "form=old"]]}
+    points = [{**at, "records": [["copy"], ["lngen", 5, "form=old"]]}, latency]
+    packed = {"columns": ["provider", "us_median", "schedule"], "points": points}
+    benched = {"conditions": about, "records": packed}
     swept = {"device": "C", "points": [{"spec": spec, "rows": 1000, "us": {mine: 6}}]}
     files = {"tuned/x.jsonl": lines, "tune/trials.jsonl": [{**trial, "device": "mine"}]}  # the last is the user's own
     for name, listed in {**files, "bench/y.json": [benched], "bench/z.json": [swept]}.items():
