@@ -10,9 +10,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from lngen.check import packed
 from lngen.check.differences import ROWS, gradient_excess, result_excess
-from lngen.check.inputs import POISON, forward_inputs, mismatches, positive_inputs, random_inputs
+from lngen.check.inputs import (
+    POISON,
+    distances,
+    forward_inputs,
+    launch_apart,
+    mismatches,
+    positive_inputs,
+    random_inputs,
+)
 from lngen.check.oracles import NORMS, NormName, closed_form
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH, device_for
@@ -154,7 +161,7 @@ def bits(plan: Plan, binary: Binary, rows: int, inputs: Mapping[str, Array], wan
     """
     launcher = _launcher(plan, binary.image)
     if plan.spec.strides == 2:
-        results, complaints = packed.launch(launcher, rows, inputs)
+        results, complaints = launch_apart(launcher, rows, inputs)
     else:
         results, complaints = launch_numpy(launcher, rows, inputs, POISON), []
     parts = [*mismatches(results, want), *complaints]
@@ -175,7 +182,7 @@ def executed(
     With strides=2 its rows lie at two distances.
     """
     plan, ptx = kernels.plan, kernels.ptx(arch, lines=True)
-    strides, inner = packed.distances(plan)
+    strides, inner = distances(plan)
     outcome = run_plan(plan, inputs, source=kernels.text, ptx=ptx, rows=rows, strides=strides, inner=inner)
     parts = [*mismatches(outcome.results, want), *(str(f) for f in outcome.findings[:1])]
     detail = "; ".join(parts) or f"{sum(a.size for a in want.values())} numbers equal, nothing found"

@@ -21,8 +21,7 @@ from lngen.explain.section import Subject
 from lngen.files import parse_json, read
 from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.schedule import workload
-from lngen.schedule.accuracy import STATED, Accuracy
-from lngen.schedule.model import estimates, features, terms
+from lngen.schedule.model import STATED, Accuracy, estimates, features, terms
 from lngen.schedule.recorded import benched, swept
 from lngen.schedule.space import Numbers, Schedules, roomy_space
 from lngen.schedule.table import key_of, rows_of

@@ -19,8 +19,7 @@ from lngen.problem.footprint import most_blocks
 from lngen.problem.legal import MIN_STAGES
 from lngen.problem.schedule import FORMS, value_text
 from lngen.schedule import workload
-from lngen.schedule.accuracy import REPEATED
-from lngen.schedule.model import TERMS, estimated, features
+from lngen.schedule.model import REPEATED, TERMS, estimated, features
 from lngen.schedule.space import FIELDS, FLAG_FIELDS, Numbers, Schedules
 from lngen.schedule.table import MANY, origins
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.graphs import gated, norms, softmax
+from lngen.graphs import norms, softmax
 from lngen.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 from lngen.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
@@ -35,13 +35,13 @@ _GROUPS: dict[str, tuple[_Described, ...]] = {
         (norms.parallel_rmsnorm, "two rmsnorms of h = x + residual, and h itself"),
     ),
     "gates and activations": (
-        (gated.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),
-        (gated.gated_rmsnorm, "rmsnorm(x) * silu(z), or rmsnorm(x * silu(z))"),
-        (gated.layernorm_sigmoid_mul, "x * sigmoid(layernorm(x))"),
-        (gated.rmsnorm_sigmoid_mul, "x * sigmoid(rmsnorm(x))"),
-        (gated.layernorm_act, "silu, gelu, relu or sigmoid of layernorm(x)"),
-        (gated.rmsnorm_act, "silu, gelu, relu or sigmoid of rmsnorm(x)"),
-        (gated.dyt, "tanh(alpha * x) * gamma + beta"),
+        (norms.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),
+        (norms.gated_rmsnorm, "rmsnorm(x) * silu(z), or rmsnorm(x * silu(z))"),
+        (norms.layernorm_sigmoid_mul, "x * sigmoid(layernorm(x))"),
+        (norms.rmsnorm_sigmoid_mul, "x * sigmoid(rmsnorm(x))"),
+        (norms.layernorm_act, "silu, gelu, relu or sigmoid of layernorm(x)"),
+        (norms.rmsnorm_act, "silu, gelu, relu or sigmoid of rmsnorm(x)"),
+        (norms.dyt, "tanh(alpha * x) * gamma + beta"),
     ),
     "rows": (
         (softmax.softmax, "exp(x) / sum(exp(x))"),

@@ -1,11 +1,12 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
+from lngen.ir.numerics import bits_of, values_of
 from lngen.ir.ops import OPS, Op, Ops, ctype
-from lngen.ir.run_time import DEFAULT_EPS, RULES, RUN, Run, bits_of, values_of
 from lngen.ir.text import parse
 from lngen.ir.types import (
     BF16,
+    DEFAULT_EPS,
     F16,
     F32,
     F64,
@@ -14,6 +15,8 @@ from lngen.ir.types import (
     ORDERED,
     ORDERS,
     REDUCTIONS,
+    RULES,
+    RUN,
     SEGMENT_SUMS,
     SUMS,
     WIDE,
@@ -25,6 +28,7 @@ from lngen.ir.types import (
     Eqn,
     Graph,
     M,
+    Run,
     S,
     Type,
     Value,

@@ -15,12 +15,12 @@ from collections.abc import Container, Iterable
 from lngen.errors import VerifyError, short
 from lngen.ir.functions import Functions
 from lngen.ir.ops import OPS
-from lngen.ir.run_time import RULES
 from lngen.ir.types import (
     F32,
     F64,
     OF_SEGMENTS,
     ORDERS,
+    RULES,
     Attr,
     Axis,
     ByValue,

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.ir.types import BF16, F16, F32, F64, DType
+from lngen.ir.types import BF16, F16, F32, F64, RULES, DType, Graph
 
 Array = NDArray[Any]
 
@@ -225,3 +225,23 @@ def _pad(x: Array, count: int, absent: float = ABSENT) -> Array:
     if missing == 0:
         return x
     return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=x.dtype.type(absent))
+
+
+# ---- numbers that a launch passes by value ----
+
+
+def values_of(graph: Graph, eps: float) -> dict[str, Array]:
+    """The parameters that ``graph`` takes by value, by name: NumPy arrays of shape (), rounded once to their dtypes.
+
+    Nothing may write to them.
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        found = {v.name: np.array(RULES[v.rule].of(eps), NUMPY_DTYPE[v.type.dtype]) for v in graph.by_value}
+    for number in found.values():
+        number.setflags(write=False)
+    return found
+
+
+def bits_of(value: Array) -> int:
+    """The bits of a number of 4 or 8 bytes, as an argument block holds them."""
+    return int.from_bytes(value.tobytes(), "little")

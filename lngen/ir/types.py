@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lngen.errors import VerifyError
 
@@ -200,11 +200,36 @@ class Value:
         return _record(self, "clamp", self, low=float(low), high=float(high))
 
 
+# ---- numbers that a launch passes by value ----
+
+Run = Literal["run"]
+RUN: Run = "run"  # the value of the key eps for a graph that gets it from every call
+DEFAULT_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a number follows from eps: a line of C over the double ``eps``, with ``max`` as its one function.
+
+    ``of`` is the same in Python. The result is rounded once, to the dtype of the parameter.
+    """
+
+    text: str
+    of: Callable[[float], float]
+
+
+RULES = {
+    "eps": Rule("eps", lambda eps: eps),
+    # The square of a divisor that is eps at least: a square of f32 that is 0 would be no divisor.
+    "eps_squared": Rule("max(eps * eps, 0x1p-126)", lambda eps: max(eps * eps, 2.0**-126)),
+}
+
+
 @dataclass(frozen=True)
 class ByValue(Value):
     """A parameter of no axes that a launch passes by value, not in memory.
 
-    ``rule``: how it follows from the eps of the call, a key of ``lngen.ir.run_time.RULES``.
+    ``rule``: how it follows from the eps of the call, a key of ``RULES``.
     """
 
     rule: str

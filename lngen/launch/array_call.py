@@ -9,11 +9,20 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from ..errors import ArrayError
-from .array_rules import Near, Span, check_layout, check_rows, leading, near, replaced, row_stride, span_of
+from .array_rules import (
+    Near,
+    Span,
+    check_layout,
+    check_rows,
+    leading,
+    near,
+    replaced,
+    row_stride,
+    span_of,
+    two_distances,
+)
 from .arrays import Layout, Library, library_of
-from .kernels import NO_VALUES, Bound, Described, Distance, Loaded, Workspaces
-from .tensors import Tensor
-from .two_distances import two_distances
+from .kernels import NO_VALUES, Bound, Described, Distance, Loaded, Tensor, Workspaces
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
 

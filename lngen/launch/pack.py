@@ -1,11 +1,13 @@
 """Packs: a folder of compiled kernels, and the choice of one for a device and a number of rows.
 
-Nothing is compiled here, and nothing is imported but the standard library.
+Nothing is compiled here, and nothing is imported but the standard library. Of the manifest, what every program needs is
+read at once, a kernel set when it is asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import threading
@@ -15,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import LngenError, short
 from ..files import read, reason
-from .document import Document
 from .driver import gpu
 from .kernels import Described, Loaded
-from .shape import SCHEMA_VERSION, check_document, check_file_of, check_set, check_spec
+from .shape import SCHEMA_VERSION, check_document, check_file_of, check_name, check_set, check_spec, check_version
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,71 @@ DISPATCH_RULES = {
         "kernel cannot run at the same time"
     ),
 }
+
+
+# ---- the text of a manifest ----
+
+_SETS = b'\n "kernel_sets": ['
+_AFTER = b'\n ],\n "other_files": '
+_SET = b'\n  {\n   "name": '
+
+
+class Document:
+    """The parts of a manifest: ``top``, all of it but the kernel sets, and these by name."""
+
+    def __init__(self, raw: bytes) -> None:
+        """ValueError for a text that is no manifest of this version, or whose kernel sets have no names."""
+        self._raw = raw
+        self._texts: dict[str, tuple[int, int]] = {}
+        self._sets: dict[str, Any] = {}
+        start, end = raw.find(_SETS), raw.rfind(_AFTER)
+        first = start + len(_SETS)
+        if 0 <= start < end and raw.startswith(_SET, first):
+            self.top = _parsed(raw[:first] + raw[end + 2 :])
+            check_version(self.top)
+            self._find(first, end)
+        else:
+            self.top = _parsed(raw)
+            check_version(self.top)
+            self._sets = {entry["name"]: entry for entry in self.top["kernel_sets"]}
+
+    def _find(self, begin: int, end: int) -> None:
+        """Note where the text of each kernel set begins and ends; nothing is copied."""
+        raw, places = self._raw, list[int]()
+        while 0 <= begin < end:
+            places.append(begin + len(_SET))
+            begin = raw.find(_SET, begin + 1)
+        for place, after in zip(places, [*(p - len(_SET) for p in places[1:]), end]):
+            quoted = raw[place : raw.find(b",", place)].decode(errors="replace")
+            name = quoted[1:-1] if quoted[:1] == quoted[-1:] == '"' else None
+            check_name(name, self._texts)
+            self._texts[str(name)] = place, after
+
+    def __contains__(self, name: object) -> bool:
+        """True for the name of a kernel set."""
+        return name in self._texts or name in self._sets
+
+    def names(self) -> list[str]:
+        """The kernel sets."""
+        return [*self._texts] or [*self._sets]
+
+    def whole(self) -> Any:
+        """The manifest with all its kernel sets."""
+        return {**self.top, "kernel_sets": [self.kernel_set(name) for name in self.names()]}
+
+    def kernel_set(self, name: str) -> Any:
+        """A kernel set; ValueError if its text is not JSON."""
+        if name not in self._sets:
+            place, after = self._texts[name]
+            self._sets[name] = _parsed(b'{"name": ' + self._raw[place:after].rstrip().rstrip(b","))
+        return self._sets[name]
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 # ---- dispatch ----

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from ..errors import ArrayError, LngenError, short
 from .array_call import ArrayCall
-from .given_eps import given_eps
-from .kernels import NO_VALUES, Described, Loaded
-from .tensors import Tensor
+from .array_rules import given_eps
+from .kernels import NO_VALUES, Described, Loaded, Tensor
 
 
 class KernelSource(Protocol):

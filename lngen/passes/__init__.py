@@ -9,9 +9,8 @@ from lngen.ir import ORDERS, D, DType, Graph, verify
 from lngen.passes.decompose import decompose, place_fma
 from lngen.passes.edit import cse, dce, downstream, extract, upstream
 from lngen.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
-from lngen.passes.identities import IDENTITIES, Contribution, Log, Step
 from lngen.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
-from lngen.passes.simplify import simplify
+from lngen.passes.simplify import IDENTITIES, Contribution, Log, Step, simplify
 from lngen.passes.variance import compensate, place_spread
 from lngen.passes.vjp import NONE, constants, vjp
 

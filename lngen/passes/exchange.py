@@ -8,7 +8,7 @@ from dataclasses import replace
 from lngen.errors import SpecError
 from lngen.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.passes.edit import dce, downstream, eqn_key, extract, upstream
-from lngen.passes.identities import Log, Step
+from lngen.passes.simplify import Log, Step
 
 
 def save(

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from lngen.errors import DerivativeError
 from lngen.ir import OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
 from lngen.passes.edit import downstream, substitute
-from lngen.passes.identities import Contribution, Log, Step
-from lngen.passes.simplify import simplify
+from lngen.passes.simplify import Contribution, Log, Step, simplify
 
 NONE: Mapping[str, DType] = MappingProxyType({})
 

@@ -21,8 +21,7 @@ from lngen.ir import ByValue, DType, Graph, bits_of, preformatted
 from lngen.launch.arrays import library_of
 from lngen.launch.driver import capture_of
 from lngen.lower import Plan
-from lngen.runtime.by_value import call_of
-from lngen.runtime.direction import Call
+from lngen.runtime.direction import Call, call_of
 from lngen.runtime.lock_file import Lock, read_lock
 from lngen.runtime.numpy_arrays import host_copy
 from lngen.runtime.saved import Gradients, Rebuilt, Saved

@@ -15,7 +15,7 @@ from lngen.interpret import interpret
 from lngen.ir import Axis, Graph, Value, bits_of
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
-from lngen.launch.tensors import Tensor
+from lngen.launch.kernels import Tensor
 from lngen.passes import accumulated
 from lngen.runtime.launcher import Launcher, device_arch
 

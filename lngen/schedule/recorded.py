@@ -21,8 +21,7 @@ from lngen.devices import Device, named
 from lngen.errors import LngenError, ScheduleError, SpecError
 from lngen.files import parse_json, read, reason
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
-from lngen.schedule.accuracy import Accuracy, accuracy
-from lngen.schedule.model import MODEL, Features, Model, estimates, features
+from lngen.schedule.model import MODEL, Accuracy, Features, Model, accuracy, estimates, features
 from lngen.schedule.space import Numbers, Schedules
 from lngen.schedule.table import key_of, measured, rows_of, workload
 from lngen.spec import parse_spec

@@ -9,7 +9,6 @@
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
-from lngen.torch.any_graph import function
 from lngen.torch.extension import use_extension
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
@@ -17,6 +16,7 @@ from lngen.torch.torch_functions import (
     add_layer_norm,
     add_rms_norm,
     dyt,
+    function,
     gated_layer_norm,
     gated_rms_norm,
     l2_norm,

@@ -12,9 +12,8 @@ import torch
 
 from lngen.errors import LngenError
 from lngen.launch.arrays import torch_dtypes
-from lngen.launch.tensors import Tensor
-from lngen.runtime.by_value import call_of
-from lngen.runtime.direction import Call
+from lngen.launch.kernels import Tensor
+from lngen.runtime.direction import Call, call_of
 from lngen.runtime.saved import Gradients
 from lngen.spec import Spec, parse_spec
 

@@ -19,9 +19,8 @@ from lngen import examples
 from lngen.aot.build import build
 from lngen.aot.c_library import NORMS
 from lngen.interpret import interpret
-from lngen.ir import Value
+from lngen.ir import Value, values_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.run_time import values_of
 from lngen.spec import Spec, parse_spec
 
 pytest.importorskip("cupy")

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.check import packed, spec_checks
-from lngen.check.inputs import random_inputs
+from lngen.check import inputs as checked
+from lngen.check import spec_checks
+from lngen.check.inputs import distances, random_inputs
 from lngen.compile import KernelSet
 from lngen.interpret import interpret
 from lngen.ir import WIDE, Value
@@ -38,7 +39,7 @@ def plan() -> Plan:
 ])  # fmt: skip
 def test_no_two_tensors_lie_alike_and_gaps_follow_all_rows(text: str, schedule: Any, unit: int) -> None:
     made = plan_of(text, schedule)
-    found, inner = packed.distances(made)
+    found, inner = distances(made)
     assert [*found] == [v.name for v in (*made.inputs, *made.outputs) if v.type.axes == WIDE]
     assert len({*found.values()}) == len(found) > 1
     for distance in found.values():
@@ -47,19 +48,19 @@ def test_no_two_tensors_lie_alike_and_gaps_follow_all_rows(text: str, schedule: 
         assert outer > inner * near
         assert outer % unit == near % unit == 0
     assert inner > 1
-    assert packed.distances(plan_of(text.replace(",strides=2", ""), schedule)) == ({}, 1)
+    assert distances(plan_of(text.replace(",strides=2", ""), schedule)) == ({}, 1)
 
 
 def test_elements_between_rows_that_change_are_counted() -> None:
-    at = packed.places((40, 12), 5, 10)
+    at = checked.places((40, 12), 5, 10)
     assert at[:, 0].tolist() == [0, 12, 24, 40, 52]
-    memory = packed.spread(np.arange(50, dtype=np.float16).reshape(5, 10), at, 2)
+    memory = checked.spread(np.arange(50, dtype=np.float16).reshape(5, 10), at, 2)
     assert memory[at].tolist() == np.arange(50, dtype=np.float16).reshape(5, 10).view("u2").tolist()
-    assert packed.touched(memory, at) == 0
+    assert checked.touched(memory, at) == 0
     memory[[10, 11, 39, -1]] = 0
-    assert packed.touched(memory, at) == 4
+    assert checked.touched(memory, at) == 4
     memory[at] = 0
-    assert packed.touched(memory, at) == 4
+    assert checked.touched(memory, at) == 4
 
 
 # ---- on the PTX executor ----

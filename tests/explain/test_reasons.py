@@ -23,8 +23,7 @@ from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
 from lngen.problem.schedule import FORMS
 from lngen.schedule import workload
-from lngen.schedule.accuracy import STATED
-from lngen.schedule.model import MODEL, TERMS, estimates, features
+from lngen.schedule.model import MODEL, STATED, TERMS, estimates, features
 from lngen.schedule.recorded import RECORDED, Point, points
 from lngen.schedule.space import FIELDS, Schedules, roomy_space
 from lngen.schedule.table import key_of, tables

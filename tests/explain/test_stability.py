@@ -10,8 +10,8 @@ import pytest
 
 from explained import subject_of
 from lngen.explain import Section, stability
-from lngen.explain.hazards import Hazard, hazards
 from lngen.explain.ranges import Facts
+from lngen.explain.stability import Hazard, hazards
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F16, D, M, Value, print_eqn, values_of

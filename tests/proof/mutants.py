@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lngen.check.inputs import random_inputs, same_bits
-from lngen.check.packed import distances
+from lngen.check.inputs import distances, random_inputs, same_bits
 from lngen.emit import emit
 from lngen.errors import CompileError, PtxError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder

@@ -16,7 +16,7 @@ from lngen.graphs import GraphBuilder
 from lngen.ir import F32, D, M
 from lngen.launch.array_rules import Span, check_layout, meet, near, row_stride
 from lngen.launch.arrays import Layout
-from lngen.launch.tensors import WIDE, Tensor
+from lngen.launch.kernels import WIDE, Tensor
 from lngen.runtime import Norm
 
 # ---- layouts, as a GPU array would have them ----

@@ -13,7 +13,7 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
-from lngen.launch.given_eps import finite
+from lngen.launch.array_rules import finite
 from lngen.launch.kernels import Loaded
 from lngen.spec import parse_spec
 

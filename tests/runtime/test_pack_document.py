@@ -8,9 +8,8 @@ import pytest
 
 import lngen
 from lngen.aot import manifest
-from lngen.launch import document
-from lngen.launch.document import Document
-from lngen.launch.pack import FILE_NAME
+from lngen.launch import pack
+from lngen.launch.pack import FILE_NAME, Document
 from packs import put
 
 SETS = {name: {f"{name}.cu": name.encode(), f"{name}.sm_90.cubin": b"code"} for name in ("a", "b", "c_d-e")}
@@ -26,7 +25,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The lengths of the texts that are parsed from now on."""
     lengths: list[int] = []
     real = json.loads
-    monkeypatch.setattr(document.json, "loads", lambda raw: (lengths.append(len(raw)), real(raw))[1])
+    monkeypatch.setattr(pack.json, "loads", lambda raw: (lengths.append(len(raw)), real(raw))[1])
     return lengths
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import lngen.runtime as runtime
 from fake_gpu import FakeArray, FakeGpu
 from lngen.errors import ArrayError
-from lngen.launch.tensors import WIDE, Tensor
-from lngen.launch.two_distances import fits, two_distances
+from lngen.launch.array_rules import fits, two_distances
+from lngen.launch.kernels import WIDE, Tensor
 from lngen.runtime import Norm
 
 TOKENS, HEADS, WIDTH = 5, 4, 64

@@ -13,8 +13,7 @@ from lngen.devices import Device, default_device, device_for, named
 from lngen.errors import LngenError
 from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
 from lngen.schedule import candidates, workload
-from lngen.schedule.accuracy import STATED
-from lngen.schedule.model import MODEL, Model, estimates, features
+from lngen.schedule.model import MODEL, STATED, Model, estimates, features
 from lngen.schedule.recorded import (
     RECORDED,
     Point,
