@@ -1,6 +1,6 @@
 """If these fail, a call does not pass the eps it is given, or compiles and checks again for another one."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -183,11 +183,8 @@ def test_threads_pass_their_own(gpu: FakeGpu) -> None:
         for _ in range(10):
             norm.forward(*arrays, eps=eps)
 
-    threads = [threading.Thread(target=work, args=(eps,)) for eps in (1.0, 2.0, 0.5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (1.0, 2.0, 0.5)))
     by_thread: dict[int, set[int]] = {}
     for launched in gpu.launched:
         by_thread.setdefault(launched.thread, set()).add(launched.values["eps"])
