@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from c_calls import number
-from c_driver import callback
+from c_driver import c_callback
 from fake_driver import FakeDriver
 from lngen.errors import MissingError
 from lngen.launch.arrays import library_of
@@ -36,7 +36,7 @@ class NativeLaunches:
         self._addresses: dict[int, set[int]] = {}
         self._sizes: dict[Key, Sizes] = {}
         self._call = gpu.cuLaunchKernelEx
-        self._call._as_parameter_ = self._address = callback(self.launch, "pppp", self.errors)
+        self._call._as_parameter_ = self._address = c_callback(self.launch, "pppp", self.errors)
 
     def knows(self, plan: Any, tensors: list[int]) -> None:
         """Launches of a plan may come, with tensors of so many bytes."""
