@@ -13,8 +13,8 @@ from fake_driver import FakeDriver
 from host_tensors import pass_for_gpu_tensors
 from lngen.cli import COMMANDS
 from lngen.launch import driver
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

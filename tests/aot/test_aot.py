@@ -23,31 +23,20 @@ from lngen.errors import LngenError, ScheduleError
 from lngen.files import sha256
 from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
-from lngen.problem import problem
 from lngen.schedule import most_bytes, ranked, workload
 from lngen.spec import parse_spec
+from packs import contents, manifest_of
+from plans import problem_of
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
 QUICK = "form=registers,threads=8,rows_per_block=4,vec=8"  # a whole schedule, so that none is searched for
 
-
-@pytest.fixture(autouse=True)
-def compiler() -> None:
-    pytest.importorskip("cupy")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
-def manifest(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / FILE_NAME).read_bytes())
-    return document
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def sets(folder: Path) -> dict[str, dict[str, Any]]:
-    return {e["name"]: e for e in manifest(folder)["kernel_sets"]}
+    return {e["name"]: e for e in manifest_of(folder)["kernel_sets"]}
 
 
 def plan(text: str, arch: str = "sm_90", schedule: str = "", rows: int | None = None) -> Plan:
@@ -84,7 +73,7 @@ def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp
 
 
 def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
-    document, files = manifest(both()), contents(both())
+    document, files = manifest_of(both()), contents(both())
     assert document["rules"] == RULES | DISPATCH_RULES
     version = ".".join(map(str, toolchain.nvrtc_version()))
     major, minor = toolchain.nvrtc_version()
@@ -119,7 +108,7 @@ def test_headers_are_in_a_folder_of_their_hash(both: Any, tmp_path: Path, monkey
     monkeypatch.setattr("lngen.aot.build.headers_hash", lambda: "0123456789abcdef")
     build([BWD], tmp_path, emit="cu", schedule="form=registers,threads=8,rows_per_block=128,vec=8")
     assert first.items() <= contents(tmp_path).items()
-    includes = {e["spec"]["text"]: e["compile"]["include"] for e in manifest(tmp_path)["kernel_sets"]}
+    includes = {e["spec"]["text"]: e["compile"]["include"] for e in manifest_of(tmp_path)["kernel_sets"]}
     assert includes == {FWD: f"include/{headers.headers_hash()}", BWD: "include/0123456789abcdef"}
     build([FWD], tmp_path / "alone", emit="cu", schedule=QUICK, bundle=True)
     assert contents(tmp_path / "alone").keys() == {f"{name}.cu", FILE_NAME}
@@ -133,7 +122,7 @@ def test_headers_are_in_a_folder_of_their_hash(both: Any, tmp_path: Path, monkey
 
 def entries(folder: Path) -> Iterator[tuple[str, str, str, dict[str, Any], dict[str, Any]]]:
     """Each class of rows of a pack: its spec, arch and kind, the entry, and its kernel set."""
-    for spec, facts in manifest(folder)["specs"].items():
+    for spec, facts in manifest_of(folder)["specs"].items():
         for image in facts["images"]:
             for entry in image["classes"]:
                 yield spec, image["arch"], image["kind"], entry, sets(folder)[entry["kernel_set"]]
@@ -143,7 +132,7 @@ def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) 
     """And every file is of the kind and arch of its image, stored once."""
     schedules, seen = set(), 0
     for spec, arch, kind, entry, kernels in entries(both()):
-        rows = {most_bytes(workload(facts(spec), rows, device_for(arch))): rows for rows in (1, None)}
+        rows = {most_bytes(workload(problem_of(spec), rows, device_for(arch))): rows for rows in (1, None)}
         wanted = lngen.compile("layernorm", d=64, dtype="bf16").plan(spec[10:13], arch, rows[entry["most_bytes"]])
         assert kernels["schedule"]["text"] == str(wanted.schedule)
         assert entry["file"] == f"{wanted.name}.{arch}.{kind}"
@@ -159,18 +148,13 @@ def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) 
     assert shared, "a set for two archs"
 
 
-def facts(spec: str) -> Any:
-    parsed = parse_spec(spec)
-    return problem(parsed.graph(), parsed.d)
-
-
 @pytest.mark.parametrize("spec", [FWD, BWD, "rmsnorm.fwd:d=1048576,dtype=f32", "layernorm.bwd:d=999,dtype=f64"])
 def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every described GPU and numbers of rows around each boundary.
 
     A class that is empty on the GPU that represents the arch is not built: the next one is taken for it.
     """
-    p, archs = facts(spec), sorted({d.arch for d in described().values()})
+    p, archs = problem_of(spec), sorted({d.arch for d in described().values()})
     portable = ranked(p, device_for("sm_75"))[0]
     monkeypatch.setattr(Compilation, "schedule", lambda *_, **__: portable)
     built = _dispatch(choices(Compilation(parse_spec(spec)), Request.of(archs, "all")), ["cu"])[spec]
@@ -244,7 +228,7 @@ def test_a_device_chooses_the_schedule_of_its_arch(tmp_path: Path) -> None:
     spec = "rmsnorm.fwd:d=64,dtype=f32"
     for device in ("l40s", "rtx4090"):
         prints("build", spec, "--device", device, "--emit", "cu", "--rows", "100000", "--out", tmp_path / device)
-        (image,) = manifest(tmp_path / device)["specs"][spec]["images"]
+        (image,) = manifest_of(tmp_path / device)["specs"][spec]["images"]
         wanted = Compilation(parse_spec(spec)).schedule("sm_89", rows=100000, device=described()[device])
         assert image["arch"] == "sm_89"
         assert [e["schedule"]["text"] for e in sets(tmp_path / device).values()] == [str(wanted)]
@@ -327,6 +311,6 @@ def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
     assert "1 entries of the trace are no norms of lngen: 'silu.json': lngen has no operation 'silu'" in done.stderr
     rows = {
         spec: [c["most_bytes"] for c in f["images"][0]["classes"]]
-        for spec, f in manifest(tmp_path / "out")["specs"].items()
+        for spec, f in manifest_of(tmp_path / "out")["specs"].items()
     }
     assert rows == {FWD: [2**20], "rmsnorm.fwd:d=64,dtype=bf16,save=none": [2**13]}

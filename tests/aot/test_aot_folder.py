@@ -21,7 +21,7 @@ from lngen.aot import manifest
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.pack import FILE_NAME, Pack
-from packs import dispatch, kernel_set, put
+from packs import contents, dispatch, kernel_set, put
 
 Sets = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
 FIRST: Sets = {
@@ -37,10 +37,6 @@ SECOND: Sets = {
 }
 BOTH: Sets = {**FIRST, **SECOND, "c": {**FIRST["c"], **SECOND["c"]}}
 VECTORS = "vectors/s/vectors.json"
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def listed(folder: Path) -> dict[str, dict[str, str]]:

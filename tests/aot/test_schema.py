@@ -12,7 +12,7 @@ from lngen.aot.verify import verify
 from lngen.launch.pack import FILE_NAME, Pack
 from lngen.launch.shape import check_document
 from own_graphs import own
-from packs import SCHEMA, at, changed, is_named, places, with_wrong_values, without_keys
+from packs import SCHEMA, at, changed, is_named, manifest_of, places, with_wrong_values, without_keys
 
 VALIDATORS = pytest.importorskip("jsonschema")  # of the test extra; the machine of a GPU run may lack it
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=bf16", "layernorm.bwd:d=64,dtype=bf16"
@@ -43,11 +43,6 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder
 
 
-def read(folder: Path) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((folder / FILE_NAME).read_bytes())
-    return document
-
-
 VALIDATOR = VALIDATORS.Draft202012Validator(SCHEMA)
 
 
@@ -73,12 +68,12 @@ def test_the_schema_is_one_and_every_key_is_described() -> None:
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_build_follows_the_schema(build: Any, name: str) -> None:
-    assert faults(read(build(name))) == []
+    assert faults(manifest_of(build(name))) == []
 
 
 def test_what_the_builds_have(build: Any) -> None:
     """Otherwise the test above proves less than its names say."""
-    found = {name: read(build(name)) for name in BUILDS}
+    found = {name: manifest_of(build(name)) for name in BUILDS}
     single = next(s for s in found["single launch"]["kernel_sets"] if s["schedule"]["single_launch"])
     assert [b["zeroed"] for b in single["workspace"]["buffers"]].count(True) == 1
     (image,) = found["single launch"]["specs"][BWD]["images"]
@@ -93,7 +88,7 @@ def test_what_the_builds_have(build: Any) -> None:
 @pytest.fixture(scope="module")
 def rich(build: Any) -> Any:
     """A small manifest with nearly every key: one spec, two kernel sets, a header."""
-    document = read(build("single launch"))
+    document = manifest_of(build("single launch"))
     document["other_files"] = dict([*document["other_files"].items()][:1])
     first = document["kernel_sets"][0]
     first["kernels"], first["tensors"] = first["kernels"][:1], first["tensors"][:3]

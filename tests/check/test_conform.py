@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import sampling
+from commands import call
 from lngen.check.conform import CASES, Outcome, conform, select
 from lngen.check.conform.implementations import (
     LngenTarget,
@@ -23,7 +23,6 @@ from lngen.check.conform.implementations import (
 from lngen.check.conform.memory_cases import strided, transposed, unaligned
 from lngen.check.conform.number_cases import in_ulps
 from lngen.check.conform.suites import Contract
-from lngen.cli import cli
 from lngen.errors import CheckError, MissingError, SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, DType, M
@@ -527,13 +526,10 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_exit.py").write_text("raise SystemExit(0)")
 
 
-def call(*args: str) -> Result:
-    return CliRunner().invoke(cli, ["conform", *args], prog_name="lngen")
-
-
 @pytest.mark.usefixtures("module")
 def test_the_command_prints_a_table_and_writes_json() -> None:
-    done = call("--callable", "my_norms:forward", "--backward", "my_norms:backward", "--out", "out/report.json")
+    options = "--callable my_norms:forward --backward my_norms:backward --out out/report.json"
+    done = call("conform", *options.split())
     assert done.exit_code == 1, done.output
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["|", "|", "case", "|", "why", "|", "found", "|"]
@@ -551,7 +547,7 @@ def test_the_command_prints_a_table_and_writes_json() -> None:
 def test_the_report_is_the_same_twice_and_cases_can_be_chosen() -> None:
     args = ("--callable", "my_norms:forward", "--cases", "ulps,ordinary")
     for name in "ab":
-        done = call(*args, "--out", name)
+        done = call("conform", *args, "--out", name)
         assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "2 passed, 0 failed, 0 skipped")
     assert Path("a").read_bytes() == Path("b").read_bytes()
 
@@ -566,7 +562,7 @@ def test_the_report_is_the_same_twice_and_cases_can_be_chosen() -> None:
 def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
     if "torch" in args:
         pytest.importorskip("torch")
-    done = call(*args.split(), "--cases", "ordinary,d-31,strided-rows")
+    done = call("conform", *args.split(), "--cases", "ordinary,d-31,strided-rows")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "3 passed, 0 failed, 0 skipped"), done.output
 
 
@@ -593,7 +589,7 @@ def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
     (1, "--callable my_norms:backward", "does not look like a layernorm: of x f32[37, 768] it raised"),
 ])  # fmt: skip
 def test_what_cannot_be_asked_is_said_in_a_line(code: int, args: str, message: str) -> None:
-    done = call(*args.split())
+    done = call("conform", *args.split())
     assert (done.exit_code, done.stdout) == (code, ""), done.output
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -605,7 +601,7 @@ def test_what_the_machine_lacks_is_exit_code_three() -> None:
 
     if not torch.cuda.is_available():
         for args in ("--callable torch-layernorm --device cuda", "layernorm.fwd:d=8 --device cuda"):
-            done = call(*args.split())
+            done = call("conform", *args.split())
             assert (done.exit_code, done.stdout) == (3, "")
             assert "--device cuda expects a GPU" in done.stderr
 

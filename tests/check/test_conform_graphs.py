@@ -9,13 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import sampling
+from commands import call
 from lngen.check.conform import CASES, Outcome, conform_graph, select
 from lngen.check.conform.implementations import LngenTarget, Ran
 from lngen.check.conform.suites import GraphSuite
-from lngen.cli import cli
 from lngen.errors import SpecError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
@@ -24,6 +23,7 @@ from lngen.spec import Spec, make_spec, parse_spec
 from own_graphs import OWN, own
 
 Change = Callable[[dict[str, Array], Mapping[str, Array]], None]
+ON_CPU = "conform", "--device", "cpu"
 ALWAYS_SKIPPED = {"ulps", "huge", "overflow", "subnormal-x", "subnormal-y", "shift-invariance", "dx-sums-to-zero"}
 
 
@@ -211,17 +211,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("conform_norms", None)
 
 
-def call(*args: str) -> Result:
-    return CliRunner().invoke(cli, ["conform", *args, "--device", "cpu"])
-
-
 @pytest.mark.parametrize(("spec", "graph", "dtype"), [
     ("my.graph.bwd:d=96", "gated@", "bf16"),
     ("conform_norms:twice.fwd:d=96,dtype=f16", "twice@", "f16"),
     ("layernorm.bwd:d=96", "layernorm", "f32"),
 ])  # fmt: skip
 def test_the_command_takes_a_file_a_function_and_a_name(spec: str, graph: str, dtype: str, folder: Path) -> None:
-    done = call(spec, "--json", "--cases", "ordinary,ulps,rows-alone,shape-and-dtype")
+    done = call(*ON_CPU, spec, "--json", "--cases", "ordinary,ulps,rows-alone,shape-and-dtype")
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["norm"].startswith(graph)
@@ -234,7 +230,7 @@ def test_a_norm_with_other_options_is_judged_as_a_graph(monkeypatch: pytest.Monk
     spec = parse_spec("rmsnorm.bwd:d=24,of=y")
     assert with_status(outcomes(replace(spec, wrt=("x",)), "ordinary rows-alone"), "fail") == set()
     monkeypatch.setattr("lngen.cli.verification.has_closed_form", lambda spec: False)
-    done = call("rmsnorm.fwd:d=24", "--cases", "ulps")
+    done = call(*ON_CPU, "rmsnorm.fwd:d=24", "--cases", "ulps")
     assert "correctly rounded results are those of a closed form" in " ".join(done.stdout.split())
 
 
@@ -244,7 +240,7 @@ def test_a_missing_graph_gets_one_sentence(folder: Path) -> None:
         "conform_norms:thrice.fwd:d=8": "'conform_norms:thrice' cannot be imported: 'conform_norms' has no 'thrice'.",
         "twice.fwd:d=8": "there is no graph 'twice', expected one of layernorm, rmsnorm",
     }.items():
-        done = call(spec)
+        done = call(*ON_CPU, spec)
         assert (done.exit_code, done.stdout) == (2, "")
         assert message in " ".join(done.stderr.split())
 

@@ -17,8 +17,8 @@ from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, installation
 from lngen.errors import MissingError
 from lngen.spec import Spec
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FWD = "layernorm.fwd:d=64,dtype=f32"
 BWD = "layernorm.bwd:d=64,dtype=bf16"
 

@@ -14,8 +14,8 @@ from commands import call
 from lngen.cli.failures import INTERRUPTED, UNHANDLED, UNREAD
 from lngen.errors import ArrayError, LngenError
 from lngen.spec import parse_spec
+from paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FWD = "layernorm.fwd:d=64,dtype=f32"
 SCRIPT = "-c", "from lngen.__main__ import main; main()"  # what an installed script does
 MODULE = "-m", "lngen"

@@ -30,8 +30,7 @@ from lngen.schedule.table import key_of, tables
 from lngen.spec import Spec
 from lngen.tune import trials
 from own_graphs import own
-
-FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
+from plans import BACKWARD, FORWARD
 
 CASES: dict[str, tuple[Spec | str, str, int | None, Device]] = {
     "staged": (FORWARD, "", 4096, H200),

@@ -9,7 +9,7 @@ import pytest
 from lngen import passes
 from lngen.check.inputs import same_bits
 from lngen.compile import Compilation, KernelSet
-from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F64, Axis, Builder, D, Graph, M, Value, is_sum
 from lngen.ir.numerics import NUMPY_DTYPE, Array
@@ -17,7 +17,7 @@ from lngen.lower import lower
 from lngen.passes import upstream
 from lngen.problem import depths
 from lngen.ptx import run_plan
-from lngen.spec import Spec, make_spec
+from plans import own_spec
 
 Describe = Callable[[GraphBuilder], None]
 
@@ -88,10 +88,6 @@ def quadratic(b: GraphBuilder) -> None:
     b.output("y", h + h * h * square)
 
 
-def spec_of(describe: Describe, way: str, d: int, dtype: str, **more: str) -> Spec:
-    return make_spec(Definition(describe.__name__, describe), way, {"d": d, "dtype": dtype, **more})
-
-
 # Column sums, the phase of each row sum (none waits for another of the gradient), and equations.
 SUMS: dict[Describe, tuple[int, list[int], int]] = {
     colscale: (3, [0, 0], 27), bias_and_colscale: (4, [0, 0], 32), rowscale: (2, [0, 0, 0, 0, 0], 35),
@@ -102,7 +98,7 @@ SUMS: dict[Describe, tuple[int, list[int], int]] = {
 
 @pytest.mark.parametrize("describe", SUMS)
 def test_sums_of_several_terms_stay_whole(describe: Describe) -> None:
-    g = spec_of(describe, "bwd", 512, "bf16").graph()
+    g = own_spec(describe, "bwd", d=512, dtype="bf16").graph()
     levels = depths(g)
     rows = sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, D))
     assert (sum(is_sum(e, M) for e in g.eqns), rows, len(g.eqns)) == SUMS[describe]
@@ -127,18 +123,18 @@ def assert_same_gradient(raw: Graph, simplified: Graph, inputs: dict[str, Array]
 
 @pytest.mark.parametrize("describe", SUMS)
 def test_the_gradient_is_kept(describe: Describe) -> None:
-    trace = spec_of(describe, "bwd", 9, "f64", save="none").trace()
+    trace = own_spec(describe, "bwd", d=9, dtype="f64", save="none").trace()
     assert assert_same_gradient(trace["vjp"], trace["simplify"], draw(trace["vjp"], 5, 9)) == len(trace["vjp"].results)
 
 
 def test_terms_cancel_before_they_are_summed_over_rows() -> None:
     """dy is around 1000 and its gradient around 1; sums of single terms lost four times as many digits."""
-    forward, backward = (spec_of(colscale, way, 64, "f32").graph() for way in ("fwd", "bwd"))
+    forward, backward = (own_spec(colscale, way, d=64, dtype="f32").graph() for way in ("fwd", "bwd"))
     dy = 1000 + np.random.default_rng(1).normal(size=(2048, 64)).astype(np.float32)
     inputs = {**draw(forward, 2048, 64), "gamma": np.ones(64, np.float32), "dy": dy}
     found = interpret(backward, {**inputs, **interpret(forward, inputs)})["dcolscale"]
     inputs = {name: a.astype(np.float64) for name, a in inputs.items()}
-    raw = spec_of(colscale, "bwd", 64, "f64").trace()["vjp"]
+    raw = own_spec(colscale, "bwd", d=64, dtype="f64").trace()["vjp"]
     exact = interpret(raw, inputs)["dcolscale"]
     error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     assert 0 < error < 7e-5
@@ -146,7 +142,7 @@ def test_terms_cancel_before_they_are_summed_over_rows() -> None:
 
 def test_a_scaled_residual_fits_into_registers() -> None:
     pytest.importorskip("cupy")
-    spec = spec_of(colscale, "bwd", 4096, "bf16")
+    spec = own_spec(colscale, "bwd", d=4096, dtype="bf16")
     built = KernelSet(lower(spec, Compilation(spec).schedule("sm_90"))).cubin("sm_90")
     assert not any(r.spills for r in built.resources.values())
 
@@ -154,7 +150,7 @@ def test_a_scaled_residual_fits_into_registers() -> None:
 def test_kernels_have_the_same_bits() -> None:
     """The gradient of a bias before the norm was a sum over rows of what has no D, which no kernel takes."""
     pytest.importorskip("cupy")
-    spec = spec_of(bias_and_colscale, "bwd", 40, "f32")
+    spec = own_spec(bias_and_colscale, "bwd", d=40, dtype="f32")
     inputs = draw(spec.graph(), 9, 40)
     outcome = run_plan(lower(spec, Compilation(spec).schedule("sm_90")), inputs)
     assert outcome.findings == ()

@@ -3,7 +3,6 @@
 import json
 import re
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -12,11 +11,11 @@ from family_table import ARCHES, DTYPE, SPILL_DTYPES, SPILL_WIDTHS, WIDTHS, floo
 from lngen.compile import Compilation
 from lngen.graphs import GRAPHS
 from lngen.spec import parse_spec
+from paths import ROOT
 from spills import REPORTED, case, default
 
 pytest.importorskip("cupy")
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLE = {row["spec"]: row for row in json.loads((ROOT / "generated" / "family.json").read_text())}
 CASES = [*product(GRAPHS, ("fwd", "bwd"), WIDTHS)]
 LONGEST = max(WIDTHS)

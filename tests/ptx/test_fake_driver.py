@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fake_kernels import ADD, DOUBLE, started
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.emit import emit
 from lngen.interpret import interpret
+from lngen.launch import driver
 from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION
 from lngen.problem import Schedule
 from plans import plan_of
@@ -35,13 +37,14 @@ CASES: dict[str, tuple[str, Schedule, int]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("programmatic", [True, False])
-def test_a_plan_gives_the_bits_of_the_interpreter(case: str, programmatic: bool) -> None:
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_plan_gives_the_bits_of_the_interpreter(case: str, overlap: bool) -> None:
     spec, schedule, rows = CASES[case]
     plan, gpu = plan_of(spec, schedule), FakeDriver()
     inputs = random_inputs(plan.spec, rows)
     begin(gpu)
-    results = run(gpu, plan, gpu.made_up(emit(plan)), inputs, rows, programmatic)
+    with gpu.behind(driver):
+        results = run(gpu, plan, gpu.made_up(emit(plan)), inputs, rows, overlap)
     assert not mismatches(results, interpret(plan.graph, inputs))
     assert [done.kernel for done in gpu.launched] == [k.name for k in plan.kernels]
     assert [done.cooperative for done in gpu.launched] == [k.cooperative for k in plan.kernels]
@@ -140,9 +143,9 @@ def test_arguments_have_the_size_of_their_parameters() -> None:
 def test_threads_have_contexts_of_their_own() -> None:
     gpu, spec = FakeDriver(devices=2), CASES["registers"]
     plan = plan_of(*spec[:2])
-    image, wrong = gpu.made_up(emit(plan)), list[object]()
+    image = gpu.made_up(emit(plan))
 
-    def work(device: int) -> None:
+    def work(device: int) -> int:
         context = POINTER(5)
         assert gpu.cuInit(0) == gpu.cuCtxGetCurrent(ctypes.byref(context)) == 0
         assert context.value is None
@@ -154,20 +157,11 @@ def test_threads_have_contexts_of_their_own() -> None:
         for seed in range(3):
             inputs = random_inputs(plan.spec, 3, seed + 9 * device)
             assert not mismatches(run(gpu, plan, image, inputs, 3, True), interpret(plan.graph, inputs))
+        return threading.get_ident()
 
-    def caught(device: int) -> None:
-        try:
-            work(device)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=caught, args=(n,)) for n in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong
-    assert {(done.device, done.thread) for done in gpu.launched} == {(n, t.ident) for n, t in enumerate(threads)}
+    with gpu.behind(driver), ThreadPoolExecutor(2) as pool:
+        threads = [*pool.map(work, range(2))]
+    assert {(done.device, done.thread) for done in gpu.launched} == {*enumerate(threads)}
 
 
 def test_a_device_does_not_reach_the_memory_of_another() -> None:
@@ -205,14 +199,11 @@ def test_launches_run_one_after_another_in_the_order_asked_for(monkeypatch: pyte
         orders.append((len(inside), order))
         inside.pop()
 
-    def work() -> None:
+    def work(_: int) -> int:
         begin(gpu)
-        assert doubled(gpu, 0, 0) == 0
+        return doubled(gpu, 0, 0)
 
     monkeypatch.setattr(fake_launches, "run_blocks", run_blocks)
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    with ThreadPoolExecutor(4) as pool:
+        assert not any(pool.map(work, range(4)))
     assert orders == [(1, 7)] * 4

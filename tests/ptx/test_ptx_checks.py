@@ -1,18 +1,16 @@
 """A kernel that is wrong in one place passes the executor without its finding if these fail."""
 
 import re
-from functools import cache
 
 import pytest
 
 from lngen.check.inputs import random_inputs
 from lngen.emit import emit
 from lngen.headers import bundled
-from lngen.lower import Plan, lower
 from lngen.problem import Schedule
 from lngen.ptx import Finding, run_plan
-from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
+from plans import plan_of
 
 pytest.importorskip("cupy")
 
@@ -20,11 +18,6 @@ BLOCK = "layernorm.fwd:d=4096,dtype=bf16", Schedule("registers", 128, 1, 8)
 GROUPS = "layernorm.fwd:d=1024,dtype=bf16", Schedule("registers", 64, 4, 8)
 BACKWARD = "layernorm.bwd:d=1000,dtype=f32", Schedule("registers", 64, 4, 4)
 ODD = "rmsnorm.fwd:d=1000,dtype=bf16", Schedule("registers", 32, 4, 8)
-
-
-@cache
-def plan_of(text: str, schedule: Schedule) -> Plan:
-    return lower(parse_spec(text), schedule)
 
 
 def findings(
@@ -140,7 +133,7 @@ def test_an_output_that_is_not_written() -> None:
 
 def test_bytes_of_a_load_that_are_thrown_away_need_not_be_written() -> None:
     """NVRTC makes one load of three, and says so; the fourth number lies past the end of a row."""
-    plan = lower(parse_spec("layernorm.bwd:d=31,dtype=f32"), Schedule("cp_async", 8, 64, 1, stages=2))
+    plan = plan_of("layernorm.bwd:d=31,dtype=f32", Schedule("cp_async", 8, 64, 1, stages=2))
     assert run_plan(plan, random_inputs(plan.spec, 5)).findings == ()
 
 

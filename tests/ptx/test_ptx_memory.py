@@ -13,7 +13,7 @@ from lngen.errors import PtxError
 from lngen.ptx import Outcome, parse
 from lngen.ptx.opcodes import narrowest
 from lngen.toolchain import compile_ptx
-from ptx_source import broken, clean, kinds, run, run_ptx
+from ptx_source import OPERATIONS, TYPES, broken, clean, kinds, run, run_ptx
 
 U4 = np.uint32
 
@@ -28,9 +28,6 @@ def test_memories_of_blocks_and_threads(space: str) -> None:
         body += f"mov.u32 %r1, {n + 5};\nst.{order}{space}.u32 [mine+{4 * n}], %r1;\n"
         body += f"ld.{back}{space}.u32 %r2, [mine+{4 * n}];\nst.global.u32 [%rd0+{4 * n}], %r2;\n"
     assert clean(run_ptx(body, np.zeros(5, U4)))["0"].tolist() == [5, 6, 7, 8, 9]
-
-
-TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -152,12 +149,6 @@ MEANING: dict[str, Callable[[int, int, int], int]] = {
     "exch": lambda old, a, b: a,
     "cas": lambda old, a, b: b if old == a else old,
 }
-
-OPERATIONS = {
-    **{op: ["b32", "b64"] for op in ("and", "or", "xor", "exch", "cas")},
-    **{op: ["u32", "s32", "u64", "s64"] for op in ("min", "max")},
-    "add": ["u32", "s32", "u64", "f32", "f64"], "inc": ["u32"], "dec": ["u32"],
-}  # fmt: skip
 
 F32 = [0, 1, 0x80000001, 0x00400000, 0x00800000, 0x80800001, 0x3F800000, 0x00C00000]
 F64 = [0, 1, 1 << 63 | 1, 0x0010000000000000, 0x3FF0000000000000]

@@ -7,7 +7,7 @@ import pytest
 
 from lngen.errors import PtxError
 from lngen.ptx.opcodes import access, atomic, fence
-from ptx_source import bound, clean, run_ptx
+from ptx_source import OPERATIONS, TYPES, bound, clean, run_ptx
 
 U4 = np.uint32
 
@@ -17,7 +17,6 @@ def words(*slots: list[str]) -> set[str]:
 
 
 SCOPES = ["cta", "cluster", "gpu", "sys"]
-TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
 LEVEL1 = ["L1::evict_normal", "L1::evict_unchanged", "L1::evict_first", "L1::evict_last", "L1::no_allocate"]
 SIZES = ["L2::64B", "L2::128B", "L2::256B"]
 SHARED = ["shared", "shared::cta", "shared::cluster"]
@@ -93,13 +92,6 @@ def test_hints_and_orders_change_no_value() -> None:
     found = clean(run_ptx(body, source, np.zeros(len(loads), U4), np.zeros(len(stores), U4)))
     assert (found["1"] == source[: len(loads)]).all()
     assert (found["2"] == source[: len(stores)]).all()
-
-
-OPERATIONS = {
-    **{op: ["b32", "b64"] for op in ("and", "or", "xor", "exch", "cas")},
-    **{op: ["u32", "s32", "u64", "s64"] for op in ("min", "max")},
-    "add": ["u32", "s32", "u64", "f32", "f64"], "inc": ["u32"], "dec": ["u32"],
-}  # fmt: skip
 
 
 def test_atomics_have_the_modifiers_of_the_manual() -> None:

@@ -1,6 +1,6 @@
 """If these fail, a call does not pass the eps it is given, or compiles and checks again for another one."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -146,13 +146,13 @@ def test_another_eps_compiles_nothing_and_makes_no_recipe(gpu: FakeGpu, monkeypa
     norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
     arrays = on_gpu(gpu, norm)
     norm.forward(*arrays, eps=1.0)
-    loaded = len(gpu.loaded)
+    loaded = gpu.calls.count("cuModuleLoadDataEx")
     monkeypatch.setattr(type(norm._forward), "recipe", lambda *args: pytest.fail("a recipe is made"))
     monkeypatch.setattr(Loaded, "bind", lambda *args: pytest.fail("kernels are bound"))
     for eps in (2.0, 0.5, 2.0):
         norm.forward(*arrays, eps=eps)
     assert [launched.values["eps"] for launched in gpu.launched] == [0x3F800000, 0x40000000, 0x3F000000, 0x40000000]
-    assert len(gpu.loaded) == loaded
+    assert gpu.calls.count("cuModuleLoadDataEx") == loaded
 
 
 def test_unaligned_arrays_get_it_too(gpu: FakeGpu) -> None:
@@ -183,11 +183,8 @@ def test_threads_pass_their_own(gpu: FakeGpu) -> None:
         for _ in range(10):
             norm.forward(*arrays, eps=eps)
 
-    threads = [threading.Thread(target=work, args=(eps,)) for eps in (1.0, 2.0, 0.5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (1.0, 2.0, 0.5)))
     by_thread: dict[int, set[int]] = {}
     for launched in gpu.launched:
         by_thread.setdefault(launched.thread, set()).add(launched.values["eps"])

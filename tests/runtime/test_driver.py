@@ -64,9 +64,9 @@ def test_the_driver_gets_what_the_plan_says(
 
 
 def test_what_the_driver_refuses_is_one_sentence(gpu: FakeGpu) -> None:
-    plan, why = plan_of(*PLANS["row"]), "CUDA_ERROR_OF_A_TEST (719)."
+    plan, why = plan_of(*PLANS["row"]), "CUDA_ERROR_LAUNCH_FAILED (719)."
     made, name = launcher(gpu, plan), plan.kernels[0].name
-    gpu.status = REFUSED
+    gpu.refuse = dict.fromkeys(("cuLaunchKernelEx", "cuFuncGetAttribute", "cuFuncSetAttribute"), REFUSED)
     for call, message in (
         (lambda: launch(made, 1), f"The driver refuses the launch of '{name}': {why}"),
         (lambda: registers(7), f"The driver does not report the registers of a kernel: {why}"),
@@ -76,27 +76,28 @@ def test_what_the_driver_refuses_is_one_sentence(gpu: FakeGpu) -> None:
         with pytest.raises(LngenError) as error:
             call()
         assert str(error.value) == message
-    gpu.status = COOPERATIVE_LAUNCH_TOO_LARGE
+    gpu.refuse["cuLaunchKernelEx"] = COOPERATIVE_LAUNCH_TOO_LARGE
     with pytest.raises(LngenError, match=r"needs its 1 blocks to run at the same time, .* with single_launch=no"):
         launch(made, 1)
 
 
 def test_only_what_is_not_given_anyway_is_asked_for(gpu: FakeGpu) -> None:
+    made = launcher(gpu, plan_of(*PLANS["row"]))
     for shared, cluster, asked in (
         (0, 1, []),
         (0, 8, []),
-        (98304, 16, [(4, MAX_DYNAMIC_SHARED_SIZE_BYTES, 98304), (4, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]),
+        (98304, 16, [(MAX_DYNAMIC_SHARED_SIZE_BYTES, 98304), (NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1)]),
     ):
-        allow_shared(4, shared)
-        allow_cluster(4, cluster)
-        assert gpu.attributes == asked
+        allow_shared(made.functions[0], shared)
+        allow_cluster(made.functions[0], cluster)
+        assert gpu.asked == asked
 
 
 def test_a_capture_has_a_number(gpu: FakeGpu) -> None:
     """The default streams cannot be captured, and are not asked for."""
     gpu.captures = {stream: stream for stream in (1, 64, 1 << 33)}
     assert [capture_of(stream) for stream in (0, 1, 2, 64, 1 << 33)] == [0, 0, 0, 64, 1 << 33]
-    gpu.status = 901
+    gpu.refuse["cuStreamGetCaptureInfo_v2"] = 901
     assert capture_of(64) == 0
 
 
@@ -111,16 +112,13 @@ def test_a_cubin_is_loaded_and_its_registers_count(
     always is, where the GPU can.
     """
     gpu = FakeGpu(monkeypatch, capability)
-    gpu.registers = lambda function: 400 + function
     plan = plan_of("layernorm.bwd:d=4096,dtype=bf16", "form=tma,threads=128,rows_per_block=2,stages=3")
+    gpu.registers = used = {k.name: n for k, n in zip(plan.kernels, (200, 40), strict=True)}
     made = launcher(gpu, plan, overlap)
-    assert gpu.loaded == [plan.name.encode()]
-    used = {k.name: 401 + n for n, k in enumerate(plan.kernels)}
     asked = requested_shared(plan, used, device_for(f"sm_{capability}"))
     assert made.shared == [asked[k.name] for k in plan.kernels]
     assert (made.shared[1] > 0) == made.dependent == (capability == 90)
-    allowed = [(n + 1, MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for n, size in enumerate(made.shared) if size]
-    assert gpu.attributes == allowed
+    assert gpu.asked == [(MAX_DYNAMIC_SHARED_SIZE_BYTES, size) for size in made.shared if size]
     launch(made, 5)
     early = [PROGRAMMATIC_STREAM_SERIALIZATION in done.attributes for done in gpu.launched]
     assert early == ([overlap, True] if capability == 90 else [False, False])

@@ -11,10 +11,10 @@ import pytest
 import sampling
 from lngen.cli.inspection import spilled_bytes
 from lngen.compile import Compilation, KernelSet
-from lngen.devices import Device, default_device, described, device_for, named
+from lngen.devices import Device, described, device_for, named
 from lngen.errors import MissingError
 from lngen.lower import lower
-from lngen.problem import ANY, Problem, Schedule, fits, footprint, is_legal, legal, parse_schedule, problem
+from lngen.problem import ANY, Schedule, fits, footprint, is_legal, legal, parse_schedule
 from lngen.problem.footprint import has_room, register_limit, registers
 from lngen.schedule import MOST_TRIED, ranked, workload
 from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
@@ -22,21 +22,12 @@ from lngen.schedule.space import Schedules, roomy_space, space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, fitted, measured, tables
 from lngen.spec import parse_spec
 from lngen.toolchain import supported_arches
-
-H200 = default_device()
-FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
-ROWS = Schedule("registers", 128, 1, 8, blocks_per_sm=4)
-STAGED = Schedule("tma", 128, 1, 8, blocks_per_sm=4, stages=3, grid=528, cached_weights=True)
-
-
-def facts(spec: str) -> Problem:
-    parsed = parse_spec(spec)
-    return problem(parsed.graph(), parsed.d)
+from plans import BACKWARD, FORWARD, H200, ROWS, STAGED, problem_of
 
 
 def us(s: Schedule, spec: str = FORWARD, rows: int = 16384, device: Device = H200, model: Model = MODEL) -> float:
     """Microseconds that the model expects."""
-    return float(estimates(features(Schedules.of([s]), facts(spec), rows, device), device, model)[0])
+    return float(estimates(features(Schedules.of([s]), problem_of(spec), rows, device), device, model)[0])
 
 
 # ---- the model ----
@@ -61,11 +52,11 @@ def test_every_constant_moves_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for f in fields(Model):
         more = replace(MODEL, **{f.name: 1.5 * getattr(MODEL, f.name)})
         assert any(us(s, spec, model=more) != us(s, spec) for s, spec in cases), f.name
-    needed = [registers(s, facts(spec)) for s, spec in cases]
+    needed = [registers(s, problem_of(spec)) for s, spec in cases]
     for name in ("BASE_REGISTERS", "LIVE_REGISTERS", "REUSED_REGISTERS"):
         with monkeypatch.context() as changed:
             changed.setattr(footprint, name, 1.5 * getattr(footprint, name))
-            assert [registers(s, facts(spec)) for s, spec in cases] != needed, name
+            assert [registers(s, problem_of(spec)) for s, spec in cases] != needed, name
 
 
 @pytest.mark.parametrize("s", [ROWS, STAGED, replace(STAGED, form="cp_async")])
@@ -96,7 +87,7 @@ def test_what_only_few_can_do_costs() -> None:
         Schedule("registers", 32, 4, 8), "layernorm.fwd:d=256,dtype=bf16", 10**6
     ), "a block is started for each row"
     tight = replace(ROWS, threads=32, blocks_per_sm=16)
-    assert registers(tight, facts(FORWARD)) > register_limit(tight)
+    assert registers(tight, problem_of(FORWARD)) > register_limit(tight)
     assert us(tight) > us(tight, device=replace(H200, registers=2 * H200.registers)), "registers spill"
 
 
@@ -111,7 +102,7 @@ SPREAD = [
 
 @pytest.mark.parametrize("spec", SPREAD)
 def test_columns_hold_the_schedules(spec: str) -> None:
-    listed = space(facts(spec))
+    listed = space(problem_of(spec))
     assert [*Schedules.of(listed)] == listed == sorted(listed)
     assert [*Schedules.of(reversed(listed)).sorted()] == listed
     assert [*Schedules.of(listed).narrowed(1)] == [replace(s, vec=1) for s in listed]
@@ -121,7 +112,7 @@ def test_columns_hold_the_schedules(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPREAD)
 def test_features_of_many_are_those_of_each(spec: str) -> None:
     """A formula that depended on a field it does not name would get the value of another schedule."""
-    p = facts(spec)
+    p = problem_of(spec)
     listed = space(p)
     together = features(Schedules.of(listed), p, 1000, H200)
     for n in range(0, len(listed), 37):
@@ -131,7 +122,7 @@ def test_features_of_many_are_those_of_each(spec: str) -> None:
 
 
 def test_a_formula_is_computed_once_for_what_is_alike() -> None:
-    listed = space(facts(FORWARD))
+    listed = space(problem_of(FORWARD))
     seen: list[Schedule] = []
     values = Schedules.of(listed).each(lambda s: seen.append(s) or s.threads + s.cluster, "threads", "cluster")
     assert values.tolist() == [s.threads + s.cluster for s in listed]
@@ -141,7 +132,7 @@ def test_a_formula_is_computed_once_for_what_is_alike() -> None:
 @pytest.mark.parametrize("spec", SPREAD)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
 def test_the_roomy_space_is_what_has_room(spec: str, arch: str) -> None:
-    p, device = facts(spec), device_for(arch)
+    p, device = problem_of(spec), device_for(arch)
     assert [*roomy_space(p, device)] == [s for s in space(p, device) if has_room(s, p, device)]
     clean = [s for s in space(p, device) if fits(s, p, device)]
     assert sorted(estimated(p, device)) == (clean or [*roomy_space(p, device)])
@@ -161,7 +152,7 @@ def test_enumerating_looks_at_few_rules(spec: str, monkeypatch: pytest.MonkeyPat
     looked = []
     rules = legal._rules
     monkeypatch.setattr(legal, "_rules", lambda s, p: looked.append(s) or rules(s, p))
-    p = facts(spec)
+    p = problem_of(spec)
     found = space(p, replace(H200, name=f"for {spec}"))  # nobody has asked for it yet
     assert len(found) < 9000
     assert len(looked) < len(found) / 10
@@ -187,7 +178,7 @@ def test_the_search_for_a_clean_default_is_bounded(
     monkeypatch.setenv("LNGEN_DEBUG", "1")
     spec = parse_spec("layernorm.bwd:d=1024,dtype=f64")
     assert Compilation(spec).schedule() == tried[1]
-    p = facts(str(spec))
+    p = problem_of(str(spec))
     last = last_resort(p, H200)
     assert {s.form for s in last} == {"multipass"}
     assert sorted(s.block for s in last) == [32, 64, 128, 256]
@@ -212,7 +203,7 @@ def test_without_a_compiler_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(KernelSet, "cubin", missing)
     assert spilled_bytes(KernelSet(lower(parse_spec(FORWARD), ROWS)), "sm_90") == 0
-    assert Compilation(parse_spec(FORWARD)).schedule() == ranked(facts(FORWARD))[0]
+    assert Compilation(parse_spec(FORWARD)).schedule() == ranked(problem_of(FORWARD))[0]
 
 
 # ---- sane on every GPU ----
@@ -225,7 +216,7 @@ KINDS = [(f"layernorm.{way}", d, t) for way in ("fwd", "bwd") for d in WIDTHS fo
 def test_what_is_tried_first_fits_the_gpu(name: str) -> None:
     device = named(name)
     for what, d, dtype in KINDS[:: 1 + len(name) % 3]:
-        p = facts(f"{what}:d={d},dtype={dtype}")
+        p = problem_of(f"{what}:d={d},dtype={dtype}")
         for rows in (7, 100_000, None):
             for s in estimated(p, device, rows=rows)[:5]:
                 assert is_legal(s, p)
@@ -259,7 +250,7 @@ def test_the_table_serves_what_is_like_the_norms_that_were_measured() -> None:
     device = device_for("sm_90")
 
     def first(spec: str) -> list[Schedule]:
-        p = facts(spec)
+        p = problem_of(spec)
         return list(measured(p, workload(p, None, device), device))
 
     (own,) = first("layernorm.bwd:d=16384,dtype=bf16")
@@ -272,7 +263,7 @@ def test_the_table_serves_what_is_like_the_norms_that_were_measured() -> None:
     assert first("add_layernorm.fwd:d=4096,dtype=f32") == []  # two inputs of 4 bytes, no column sums
     assert first("rmsnorm_act.bwd:d=4096,dtype=bf16") == []  # arithmetic, of which none was measured
     assert first("layernorm_act.bwd:d=4096,dtype=bf16") != first("layernorm.bwd:d=4096,dtype=bf16") != []
-    assert facts("parallel_layernorm.bwd:d=4096,dtype=bf16").operations <= MOST_OPERATIONS
+    assert problem_of("parallel_layernorm.bwd:d=4096,dtype=bf16").operations <= MOST_OPERATIONS
 
 
 ENTRIES = [

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from lngen.config import data_dir
-from lngen.devices import Device, default_device, device_for, named
+from lngen.devices import Device, device_for, named
 from lngen.errors import LngenError
-from lngen.problem import ANY, Problem, Schedule, is_legal, parse_schedule, problem
+from lngen.problem import ANY, Schedule, is_legal, parse_schedule
 from lngen.schedule import candidates, workload
 from lngen.schedule.model import MODEL, STATED, Model, estimates, features
 from lngen.schedule.recorded import (
@@ -30,19 +30,8 @@ from lngen.schedule.recorded import (
 from lngen.schedule.recorded import recorded as recorded_by_gpu
 from lngen.schedule.space import Schedules
 from lngen.schedule.table import Key, Table, key_of, measured, tables
-from lngen.spec import parse_spec
 from lngen.tune.device_table import build, text
-
-H200 = default_device()
-FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
-ROWS = Schedule("registers", 128, 1, 8, blocks_per_sm=4)
-STAGED = Schedule("tma", 128, 1, 8, blocks_per_sm=4, stages=3, grid=528, cached_weights=True)
-
-
-def facts(spec: str) -> Problem:
-    parsed = parse_spec(spec)
-    return problem(parsed.graph(), parsed.d)
-
+from plans import BACKWARD, FORWARD, H200, ROWS, STAGED, problem_of
 
 # ---- on recorded times ----
 
@@ -151,7 +140,7 @@ def test_the_shipped_table_is_what_the_records_give(gpu: str, files: tuple[str, 
 def test_of_tied_schedules_the_default_stays() -> None:
     p = replace(Point(FORWARD, 16384, {}), times={ROWS: 10.0, STAGED: 10.1, replace(ROWS, threads=256): 10.3})
     default = Point(FORWARD, 16384, {STAGED: 10.2})
-    place = Key("fwd", 2, 4096), workload(facts(FORWARD), 16384, H200)
+    place = Key("fwd", 2, 4096), workload(problem_of(FORWARD), 16384, H200)
 
     def entry(*arguments: list[Point]) -> str:
         return str(parse_schedule(build(H200, *arguments).entries[place[0]][place[1]], ANY))
@@ -186,7 +175,7 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
 
     def near(spec: str, size: int = 1024) -> list[Schedule]:
-        return [entry for _, entry in table.near(facts(spec), size)]
+        return [entry for _, entry in table.near(problem_of(spec), size)]
 
     assert near(FORWARD) == [staged, rows]
     assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"
@@ -213,7 +202,7 @@ def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("lngen.schedule.table.tables", lambda: shipped)
 
     def first(device: Device, size: int, d: int = 4096) -> int | None:
-        return next((s.threads for s in measured(facts(f"layernorm.fwd:d={d},dtype=bf16"), size, device)), None)
+        return next((s.threads for s in measured(problem_of(f"layernorm.fwd:d={d},dtype=bf16"), size, device)), None)
 
     assert [first(device, 1024) for device in (h100, H200, other, device_for("sm_90a"))] == [128, 256, 256, 256]
     assert [first(device, 64) for device in (h100, H200, other)] == [128, 128, 128], "exactly this D"
@@ -222,7 +211,7 @@ def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_entry_takes_the_grid_of_the_gpu_it_runs_on() -> None:
-    p = facts("layernorm.fwd:d=12288,dtype=bf16")
+    p = problem_of("layernorm.fwd:d=12288,dtype=bf16")
     half = replace(H200, multiprocessors=66, clusters=(66, 33, 15, 7, 3))
     whole, less = (next(measured(p, 1024, device)) for device in (H200, half))
     assert whole.grid == 132 * whole.blocks_per_sm // whole.cluster
@@ -237,9 +226,9 @@ def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("lngen.schedule.model.roomy_space", refuse)
     for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
-        assert is_legal(next(candidates(facts(spec))), facts(spec))
+        assert is_legal(next(candidates(problem_of(spec))), problem_of(spec))
     with pytest.raises(AssertionError, match="the space is enumerated"):
-        next(candidates(facts("layernorm.fwd:d=4096,dtype=f64")))
+        next(candidates(problem_of("layernorm.fwd:d=4096,dtype=f64")))
 
 
 def test_what_is_no_record_hears_why(tmp_path: Path) -> None:

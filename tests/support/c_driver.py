@@ -80,7 +80,7 @@ class Bridge:
         """Within it, calls go to ``gpu``. At the end, what a call has raised is raised, as C cannot raise it."""
         errors: list[BaseException] = []
         slots = [ctypes.c_void_p.in_dll(self._library, f"to_{name}") for name in self.names]
-        kept = [_callback(getattr(gpu, name), ARGUMENTS[name], errors) for name in self.names]
+        kept = [c_callback(getattr(gpu, name), ARGUMENTS[name], errors) for name in self.names]
         for slot, callback in zip(slots, kept, strict=True):
             slot.value = ctypes.cast(callback, ctypes.c_void_p).value
         try:
@@ -92,7 +92,7 @@ class Bridge:
                 raise errors[0]
 
 
-def _callback(call: Callable[..., int], arguments: str, errors: list[BaseException]) -> Any:
+def c_callback(call: Callable[..., int], arguments: str, errors: list[BaseException]) -> Any:
     """A C function which calls Python with the same arguments."""
     kinds = [KINDS[a] for a in arguments]
 

@@ -1,4 +1,4 @@
-"""A plan launched through the C functions of a driver and nothing else, as a program in C would do it."""
+"""Kernels launched through the C functions of a driver, as a program in C would do it; and a plan, as lngen does."""
 
 from __future__ import annotations
 
@@ -9,15 +9,9 @@ from typing import Any
 import numpy as np
 
 from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.launch.driver import (
-    CLUSTER_DIMENSION,
-    COOPERATIVE,
-    MAX_DYNAMIC_SHARED_SIZE_BYTES,
-    PROGRAMMATIC_STREAM_SERIALIZATION,
-    _Attribute,
-    _Config,
-)
-from lngen.lower import Argument, Kernel, Plan
+from lngen.launch.driver import _Attribute, _Config
+from lngen.lower import Plan
+from lngen.runtime.launcher import Launcher
 
 INT, POINTER, ADDRESS = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
 
@@ -87,57 +81,12 @@ def launch(
     return int(lib.cuLaunchKernelEx(ctypes.byref(config), function, table, None))
 
 
-def attributes_of(kernel: Kernel, programmatic: bool) -> dict[int, int]:
-    return (
-        ({COOPERATIVE: 1} if kernel.cooperative else {})
-        | ({CLUSTER_DIMENSION: kernel.cluster} if kernel.cluster > 1 else {})
-        | ({PROGRAMMATIC_STREAM_SERIALIZATION: 1} if programmatic else {})
-    )
-
-
-def run(lib: Any, plan: Plan, image: bytes, inputs: Mapping[str, Array], rows: int, programmatic: bool) -> Any:
-    """The results of one call by name."""
+def run(lib: Any, plan: Plan, image: bytes, inputs: Mapping[str, Array], rows: int, overlap: bool) -> Any:
+    """The results by name of one call by lngen, whose driver ``lib`` is, on tensors without gaps on this device."""
     pointers = {v.name: upload(lib, inputs[v.name]) for v in plan.inputs}
     shapes = {v.name: (v.type.shape(rows, plan.spec.d), NUMPY_DTYPE[v.type.dtype]) for v in plan.outputs}
     for name, (shape, dtype) in shapes.items():
         pointers[name] = allocate(lib, int(np.prod(shape)) * np.dtype(dtype).itemsize).value
-    call(lib, plan, image, pointers, rows, programmatic)
-    return {name: download(lib, pointers[name], *shape) for name, shape in shapes.items()}
-
-
-def call(lib: Any, plan: Plan, image: bytes, pointers: Mapping[str, int], rows: int, programmatic: bool) -> None:
-    """Loads the plan and calls it once, on tensors without gaps."""
-    module = load(lib, image)
     workspace = allocate(lib, max(1, plan.workspace_bytes(rows))).value
-    offsets = plan.workspace_offsets(rows)
-    for b in plan.workspace:
-        if b.zeroed:
-            size = ctypes.c_size_t(b.bytes(rows))
-            checked(lib.cuMemsetD8Async(ADDRESS(workspace + offsets[b.name]), 0, size, None))
-
-    def value(a: Argument) -> Any:
-        match a.kind:
-            case "rows":
-                return ctypes.c_longlong(rows)
-            case "stride":
-                return ctypes.c_longlong(plan.spec.d)
-            case "workspace":
-                return ADDRESS(workspace + offsets[a.tensor])
-            case _:
-                return ADDRESS(pointers[a.tensor])
-
-    for kernel in plan.kernels:
-        if not rows and not kernel.always:
-            continue
-        function = function_of(lib, module, kernel.name)
-        if kernel.dynamic:
-            checked(lib.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, kernel.dynamic))
-        grid = kernel.grid[0](rows), kernel.grid[1](rows)
-        checked(
-            launch(
-                lib, function, grid, kernel.block, [*map(value, kernel.arguments)],
-                shared=kernel.dynamic, attributes=attributes_of(kernel, programmatic),
-            )
-        )  # fmt: skip
-    checked(lib.cuCtxSynchronize())
-    checked(lib.cuMemFree_v2(ADDRESS(workspace)))
+    Launcher(plan, image, lib.device, overlap)(rows, pointers, dict.fromkeys(pointers, plan.spec.d), workspace, 0)
+    return {name: download(lib, pointers[name], *shape) for name, shape in shapes.items()}

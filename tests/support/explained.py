@@ -9,14 +9,13 @@ import pytest
 from lngen import interpret as interpreter
 from lngen.aot.catalog import CATALOG
 from lngen.compile import Compilation
-from lngen.devices import Device, default_device
+from lngen.devices import Device
 from lngen.explain.section import Subject
 from lngen.ir import Eqn, Graph
 from lngen.ir.numerics import Array
 from lngen.problem import Schedule
 from lngen.spec import Spec, parse_spec
-
-H200 = default_device()
+from plans import H200
 
 
 def subject_of(spec: Spec | str, schedule: Schedule | str = "", rows: int | None = 8, device: Device = H200) -> Subject:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from c_calls import number
+from c_driver import c_callback
 from fake_driver import FakeDriver
 from lngen.errors import MissingError
 from lngen.launch.arrays import library_of
 from lngen.torch import direct, extension
 from lngen.torch.direct import Kernels
 
-FAILED = 999  # CUDA_ERROR_UNKNOWN
 Key = tuple[int, tuple[int, ...]]  # a kernel, and those of its arguments that are no addresses
 Sizes = dict[int, int]  # bytes behind the addresses among the arguments, by number
 
@@ -35,8 +36,7 @@ class NativeLaunches:
         self._addresses: dict[int, set[int]] = {}
         self._sizes: dict[Key, Sizes] = {}
         self._call = gpu.cuLaunchKernelEx
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
-        self._call._as_parameter_ = self._address = kind(self.launch)
+        self._call._as_parameter_ = self._address = c_callback(self.launch, "pppp", self.errors)
 
     def knows(self, plan: Any, tensors: list[int]) -> None:
         """Launches of a plan may come, with tensors of so many bytes."""
@@ -47,16 +47,13 @@ class NativeLaunches:
             sizes = {n: known[slot] for n, slot in enumerate(slots) if slot in known}
             self._sizes[function, tuple([block[slot] for slot in slots if slot not in known])] = sizes
 
-    def launch(self, config: int, function: int, table: int, extra: int | None) -> int:
+    def launch(self, *given: ctypes.c_void_p) -> int:
         """The driver's function."""
-        try:
-            with self.gpu.lock:
-                return self._launch(config, function, table, extra)
-        except BaseException as error:
-            self.errors.append(error)
-            return FAILED
+        with self.gpu.lock:
+            return self._launch(*given)
 
-    def _launch(self, config: int, function: int, table: int, extra: int | None) -> int:
+    def _launch(self, *given: ctypes.c_void_p) -> int:
+        _, function, table, _ = (number(g) for g in given)
         places = self._addresses[function]
         count = len(next(s for f, s in self._sizes if f == function)) + len(places)
         pointers = (ctypes.c_void_p * count).from_address(table)
@@ -65,7 +62,6 @@ class NativeLaunches:
         mapped = [start for start, end in joined([(values[n], values[n] + size) for n, size in sizes.items()])
                   if self._maps(start, end)]  # fmt: skip
         try:
-            given = map(ctypes.c_void_p, (config, function, table, extra))
             self.launched += 1
             return int(self._call(*given))
         finally:

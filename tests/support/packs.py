@@ -13,6 +13,7 @@ from lngen.compile import Compilation
 from lngen.config import PACKAGE
 from lngen.contract import described
 from lngen.files import sha256
+from lngen.launch.pack import FILE_NAME
 from lngen.spec import parse_spec
 
 SCHEMA = json.loads((PACKAGE / "aot" / "schema.json").read_text(encoding="utf-8"))
@@ -65,6 +66,16 @@ def dispatch(name: str, file: str) -> dict[str, Any]:
     """The dispatch of a spec that has one file for any rows."""
     entry = {"most_bytes": 1024, "kernel_set": name, "file": file, "otherwise": None}
     return {"row_bytes": 32, "images": [{"arch": "sm_90", "kind": "source", "classes": [entry]}]}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, by their paths in it."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def manifest_of(folder: Path) -> Any:
+    """The manifest of a pack, as it is written."""
+    return json.loads((folder / FILE_NAME).read_bytes())
 
 
 # ---- wrong manifests ----

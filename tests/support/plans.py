@@ -6,12 +6,13 @@ from functools import cache
 from typing import Any
 
 from lngen.check.inputs import mismatches, random_inputs
+from lngen.devices import default_device
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
 from lngen.lower import Kernel, Plan, Statement, lower
 from lngen.lower.parts import Join
-from lngen.problem import Schedule, parse_schedule, problem
+from lngen.problem import Problem, Schedule, parse_schedule, problem
 from lngen.ptx import Outcome, run_plan
 from lngen.schedule import ranked
 from lngen.spec import Spec, make_spec, parse_spec
@@ -25,6 +26,18 @@ def plan_of(spec: str, schedule: Schedule | str = "") -> Plan:
     if isinstance(schedule, str):
         schedule = parse_schedule(schedule, ranked(problem(s.graph(), s.d))[0])
     return lower(s, schedule)
+
+
+FORWARD, BACKWARD = "layernorm.fwd:d=4096,dtype=bf16", "layernorm.bwd:d=4096,dtype=bf16"
+H200 = default_device()
+ROWS = Schedule("registers", 128, 1, 8, blocks_per_sm=4)
+STAGED = Schedule("tma", 128, 1, 8, blocks_per_sm=4, stages=3, grid=528, cached_weights=True)
+
+
+def problem_of(spec: str) -> Problem:
+    """The problem of a spec, for schedules."""
+    parsed = parse_spec(spec)
+    return problem(parsed.graph(), parsed.d)
 
 
 # Every structure, dtype and kind of input; exact and partial rows; one and several segments and row groups.

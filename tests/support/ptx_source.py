@@ -41,6 +41,14 @@ __device__ __forceinline__ void cluster_wait() {
 __device__ __forceinline__ void cluster_sync() { cluster_arrive(); cluster_wait(); }
 """
 
+# Types of loads and stores, and those of each atomic operation.
+TYPES = [f"{k}{w}" for k in "bus" for w in (8, 16, 32, 64)] + ["f32", "f64"]
+OPERATIONS = {
+    **{op: ["b32", "b64"] for op in ("and", "or", "xor", "exch", "cas")},
+    **{op: ["u32", "s32", "u64", "s64"] for op in ("min", "max")},
+    "add": ["u32", "s32", "u64", "f32", "f64"], "inc": ["u32"], "dec": ["u32"],
+}  # fmt: skip
+
 # The text of a kernel k: its parameters, and its instructions.
 KERNEL = """.version 8.7
 .target sm_90

@@ -18,6 +18,7 @@ from lngen.aot.build import build
 from lngen.errors import LngenError
 from lngen.runtime.lock_file import read_lock
 from lngen.tune import trials
+from packs import contents
 from tune_cases import SPEC
 
 FWD = "layernorm.fwd:d=64,dtype=bf16"
@@ -31,10 +32,6 @@ def cluster() -> Iterator[Any]:
     pytest.importorskip("cupy")
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as made:
         yield made
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_build_on_a_cluster_has_the_same_bytes(cluster: Any, tmp_path: Path) -> None:
