@@ -9,9 +9,9 @@ from lngen.lower import lower
 from lngen.problem import problem
 from lngen.schedule import ranked
 from lngen.spec import parse_spec
-from plans import PLANS, plan_of
+from plans import PLANS, own_spec, plan_of
 from test_identity import negated, of
-from test_simplify import colscale, norm_of_norm, quadratic, spec_of
+from test_simplify import colscale, norm_of_norm, quadratic
 
 # Beside the golden set: one spec per option that adds to a name or a graph.
 OTHERS = (
@@ -33,7 +33,7 @@ def texts() -> Iterator[str]:
         listed = ranked(problem(spec.graph(), spec.d))
         plan = lower(spec, listed[0])
         yield "\n".join(map(str, (plan.name, emit(plan), plan, *spec.trace().values(), *listed)))
-    yield from (str(spec_of(describe, "bwd", 64, "f32").graph()) for describe in OWN)
+    yield from (str(own_spec(describe, "bwd", d=64, dtype="f32").graph()) for describe in OWN)
     yield str(of(negated, gamma=True))
 
 
