@@ -27,6 +27,7 @@ from lngen.schedule.table import key_of, measured, rows_of, workload
 from lngen.spec import parse_spec
 
 LARGEST = 2**28  # bytes of a file of records
+SURROUNDED = ("in turn", "between GEMMs")  # kinds of bench records whose times do not compare with those of other files
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def _points(path: Path, provider: str) -> Iterator[Point]:
         if "points" in data:
             yield from (_point(p["spec"], p["rows"], swept(data, p)) for p in data["points"])
         else:
-            rows = (r for r in benched(data["records"]) if r["provider"] == provider and r.get("schedule"))
+            own = (r for r in benched(data["records"]) if r["provider"] == provider and r.get("schedule"))
+            rows = (r for r in own if r.get("kind") not in SURROUNDED)
             yield from (_point(r["spec"], r["rows"], {r["schedule"]: r["us_median"]}) for r in rows if r["us_median"])
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {reason(error)}.") from error

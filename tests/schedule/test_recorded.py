@@ -238,3 +238,8 @@ def test_what_is_no_record_hears_why(tmp_path: Path) -> None:
             points([tmp_path / name])
     with pytest.raises(LngenError, match=r"none\.json' cannot be read"):
         points([tmp_path / "none.json"])
+
+
+def test_few_rows_between_other_kernels_give_no_points() -> None:
+    """Their times would be averaged with each other: both kinds have the same spec and number of rows."""
+    assert points([data_dir("generated") / "bench/h100-few-rows.json"]) == []
