@@ -34,6 +34,12 @@ class DerivativeError(LngenError):
     """A requested derivative that does not exist."""
 
 
+class ValidationError(LngenError):
+    """A derived backward that is not the derivative of its forward: an error in lngen, not in a request."""
+
+    exit_code = 70
+
+
 class SpecError(LngenError):
     """A spec that names an unknown graph, key or value."""
 

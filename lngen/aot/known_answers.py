@@ -15,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lngen.check.inputs import positive_inputs
 from lngen.files import sha256
 from lngen.interpret import interpret
 from lngen.ir import BF16, WIDE, M, Value
@@ -118,7 +117,7 @@ def _portable(array: Array) -> Array:
 
 def _inputs(spec: Spec, rows: int, *, special: bool) -> dict[str, Array]:
     """The inputs of the spec's graph by name; a backward's saved tensors are computed by its forward."""
-    positive = positive_inputs(spec)
+    positive = spec.positive_inputs()
     found: dict[str, Array] = {}
     for p in spec.forward().params:
         found[p.name] = _drawn(p, rows, spec.d, positive=p.name in positive)

@@ -11,7 +11,6 @@ from pprint import pformat
 from typing import Any
 
 from lngen.aot.repro_program import drawn, identity
-from lngen.check.inputs import positive_inputs
 from lngen.compile import KernelSet, spill_text
 from lngen.config import PACKAGE
 from lngen.devices import Device
@@ -86,7 +85,7 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     """What the program launches; see ``main`` of lngen.aot.repro_program."""
     plan, resources = kernels.plan, kernels.cubin(arch).resources
     spec, numbers = plan.spec, values_of(plan.graph, plan.spec.eps_or_default)
-    positive = {*positive_inputs(spec), *(r.name for r in spec.forward().results)}
+    positive = {*spec.positive_inputs(), *(r.name for r in spec.forward().results)}
     inputs, arrays = dict[str, Any](), dict[str, Array]()
     for v in plan.inputs:
         span = POSITIVE if v.name in positive else ANY

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from lngen.bench.tasks import LATENCY, Task, value_bytes
 from lngen.bench.timing import Launch
 from lngen.bench.torch_gpu import Array, Gpu
-from lngen.check.inputs import positive_inputs
 from lngen.errors import LngenError
 from lngen.ir import WIDE, DType, Graph, M, Value, independent_rows
 from lngen.passes import accumulated
@@ -153,7 +152,7 @@ def _first_set(task: Task, gpu: Gpu) -> Tensors:
     spec = task.specs[0].with_direction("fwd")
     given, made = ({v.name for v in values} for values in (spec.forward().tensors, spec.forward().results))
     inputs = {v.name for s in task.specs for v in s.graph().tensors}
-    positive, values = positive_inputs(spec), _values(task)
+    positive, values = spec.positive_inputs(), _values(task)
     first: Tensors = {}
     for seed, (name, value) in enumerate(values.items()):
         shape, dtype = value.type.shape(task.rows, task.d), value.type.dtype

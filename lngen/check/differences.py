@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lngen.check.inputs import normal, positive_inputs
 from lngen.check.oracles import SLACK, excess
-from lngen.check.real import Real, evaluate
 from lngen.ir import Graph, values_of
+from lngen.ir.evaluate import evaluate
 from lngen.ir.numerics import Array
+from lngen.ir.real import Real
+from lngen.passes.instance import normal
 from lngen.spec import Spec
 
 ROWS = 3
@@ -54,7 +55,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     forward, backward = spec.with_direction("fwd").forward(), _formulas(spec)
     rng = np.random.default_rng(11)
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
-    positive = positive_inputs(spec)
+    positive = spec.positive_inputs()
     primals = {
         p.name: normal(rng, p.type.shape(ROWS, spec.d), 0.5, positive=p.name in positive) for p in forward.tensors
     } | values_of(forward, spec.eps_or_default)
@@ -66,8 +67,10 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     gradients |= {name: gradients[same] for name, same in backward.shared.items()}
     cotangents = np.concatenate([given[f"d{name}"].ravel() for name in spec.differentiated])
 
+    fixed, held = _stopped(forward, primals)
+
     def function(**at: Array) -> Array:
-        results = evaluate(forward, at)
+        results = evaluate(fixed, at | held)
         return np.concatenate([results[name].value.ravel() for name in spec.differentiated])
 
     found = {}
@@ -76,6 +79,14 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
         # A graph whose results are all 0 has nothing to divide by, and no error.
         found[result] = one.error and one.error / (ALLOWED * one.size + one.doubt)
     return found
+
+
+def _stopped(forward: Graph, primals: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
+    """The forward with every value whose gradient is stopped as an input, and these values at ``primals``."""
+    stops = [e.out for e in forward.eqns if e.op == "stop_gradient"]
+    held = evaluate(replace(forward, results=tuple(stops)), primals)
+    kept = tuple(e for e in forward.eqns if e.out not in stops)
+    return replace(forward, params=(*forward.params, *stops), eqns=kept), {n: r.value for n, r in held.items()}
 
 
 def _formulas(spec: Spec) -> Graph:

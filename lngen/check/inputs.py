@@ -1,9 +1,6 @@
 """Random inputs for checks, the comparison of bits, and memory in which rows lie at two distances.
 
-In the inputs nothing is zero, one or symmetric, which could hide a wrong formula. Inputs that have to be positive are,
-so that every result is a number. They are found backwards from the operands of ``sqrt``, ``rsqrt`` and ``log``, by
-sufficient rules: a sum, a product or a quotient of positive numbers is positive. A difference is of either sign, so
-nothing is found beyond it; a graph declares such inputs: ``b.input(name, M, D, positive=True)``.
+Inputs are drawn as those of ``lngen.passes.instance``, for any number of rows, and rounded to their dtypes.
 
 For kernels with strides=2 no two tensors lie alike, and gaps follow all rows.
 """
@@ -15,23 +12,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.interpret import interpret
-from lngen.ir import WIDE, Eqn, Value, bits_of, values_of
+from lngen.ir import WIDE, Value, bits_of, values_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan
+from lngen.passes.instance import normal
 from lngen.runtime.launcher import Launcher
 from lngen.runtime.numpy_arrays import raw
 from lngen.spec import Spec
 
 POISON = 0xFE  # a byte pattern no kernel computes, so that an element never written is detected
-
-ROOTS = {"sqrt", "rsqrt", "log"}
-ALWAYS = {"exp", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size", "segment_size"}  # positive, or zero
-SQUARES = {"mul", "reduce_dot", "segment_dot", "fma"}  # if their first two operands are the same
-IF_ALL_ARE = {  # positive if every operand is
-    "cast", "expand", "detach", "add", "mul", "fma", "div", "sqrt", "rsqrt", "minimum", "relu", "tanh", "erf", "gelu",
-    "gelu_tanh", "silu", "reduce_sum", "reduce_dot", "reduce_mean", "reduce_max", "segment_sum", "segment_dot",
-}  # fmt: skip
 
 
 def forward_inputs(
@@ -40,7 +30,7 @@ def forward_inputs(
     """The forward graph's inputs by name; ``eps`` is what a call with ``eps=run`` gives, None for the default."""
     forward, eps = spec.forward(), spec.eps_or_default if eps is None else eps
     rng = np.random.default_rng([seed, rows, spec.d])
-    positive = positive_inputs(spec)
+    positive = spec.positive_inputs()
     drawn = {p.name: draw(rng, p, rows, spec.d, mean, positive=p.name in positive) for p in forward.tensors}
     return drawn | values_of(forward, eps)
 
@@ -62,47 +52,6 @@ def draw(
 ) -> Array:
     """Numbers as ``normal`` draws them, in the value's shape and dtype."""
     return round_to(normal(rng, value.type.shape(rows, d), mean, std, positive=positive), value.type.dtype)
-
-
-def normal(
-    rng: np.random.Generator, shape: tuple[int, ...], mean: float, std: float = 1.0, *, positive: bool = False
-) -> Array:
-    """Normal numbers in float64; if ``positive``, their absolute values and a quarter of ``std``."""
-    drawn = rng.normal(mean, std, shape)
-    return np.abs(drawn) + std / 4 if positive else drawn
-
-
-def positive_inputs(spec: Spec) -> tuple[str, ...]:
-    """Names of the forward's inputs that have to be positive, found or declared, in their order."""
-    forward = spec.forward()
-    found = set(spec.definition.positive(spec.options))
-    # What is passed by value follows from an eps above zero.
-    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.tensors}
-    needed |= {p: set() for p in forward.by_value}
-    for eqn in forward.eqns:
-        of_args = [needed[a] for a in eqn.args]
-        if eqn.op in ROOTS:
-            found |= of_args[0] or set()
-        needed[eqn.out] = _needed(eqn, of_args)
-    return tuple(p.name for p in forward.params if p.name in found)
-
-
-def _needed(eqn: Eqn, of_args: list[set[str] | None]) -> set[str] | None:
-    """Names of inputs that make a value positive if they are, from those of its operands; None if no rule says so."""
-    if eqn.op in ALWAYS:
-        return set()
-    if eqn.op == "const":
-        return set() if eqn.value > 0 else None
-    if eqn.op == "clamp" and eqn.number_attr("low") > 0:
-        return set()
-    if eqn.op == "maximum":
-        return min((names for names in of_args if names is not None), key=len, default=None)
-    if eqn.op in SQUARES and eqn.args[0] == eqn.args[1]:
-        of_args = of_args[2:]
-    elif eqn.op not in IF_ALL_ARE:
-        return None
-    known = [names for names in of_args if names is not None]
-    return set().union(*known) if len(known) == len(of_args) else None
 
 
 def same_bits(a: Array, b: Array) -> Array:

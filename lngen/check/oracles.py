@@ -60,13 +60,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log2
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lngen.ir import F32, DType
+from lngen.ir.numerics import column_depth, row_depth
 
 Array = NDArray[np.floating[Any]]
 ResultName = Literal["y", "mean", "rstd", "dx", "dgamma", "dbeta"]
@@ -172,16 +172,6 @@ def excess(out: Any, ref: Array, allowed: Array) -> float:
     with np.errstate(divide="ignore"):
         ratio = np.divide(error, allowed, out=np.zeros_like(error), where=error != 0)
     return float(np.where(np.isfinite(ratio), ratio, np.inf).max(initial=0.0))
-
-
-def row_depth(D: int) -> int:
-    """Most roundings of a term in a row sum: chunks of <= 8, a tree, >= 2048 elements a segment, 4 partial sums."""
-    return min(D - 1, 7 + ceil(log2(D)) + D // 8192)
-
-
-def column_depth(M: int, D: int) -> int:
-    """The same for a column sum: partial sums of rows, 64 or more (4 for wide rows), added at depth <= 128."""
-    return min(max(M, 1) - 1, ceil(M / (64 if D <= 32768 else 4)) + 128)
 
 
 def bound(result: ResultName, dtype: DType, D: int, M: int, mean_over_std: float = 0.0, compute: DType = F32) -> Bound:

@@ -17,7 +17,6 @@ from lngen.check.inputs import (
     forward_inputs,
     launch_apart,
     mismatches,
-    positive_inputs,
     random_inputs,
 )
 from lngen.check.oracles import NORMS, NormName, closed_form
@@ -219,7 +218,7 @@ def formulas(spec: Spec) -> Result:
 
 def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float]) -> Result:
     detail = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
-    positive = positive_inputs(spec)
+    positive = spec.positive_inputs()
     detail += f"; drawn positive: {', '.join(positive)}" if positive else ""
     detail += "" if all(map(isfinite, excess.values())) else UNDEFINED
     return Result(str(spec), "", rows, what, all(value <= 1 for value in excess.values()), detail)

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
+from lngen.explain.statements import check_equations
 from lngen.ir import OPS, WIDE, Axis, Eqn, Graph, Value, is_row_fold
 from lngen.ir.builder import fresh
 from lngen.passes import IDENTITIES, Trace, downstream
@@ -84,7 +85,7 @@ class Notation:
         """A value as a sum of products."""
         args = eqn.args
         match eqn.op:
-            case "cast" | "expand" | "detach":
+            case "cast" | "expand" | "detach" | "stop_gradient":
                 return self._terms(args[0])
             case "add":
                 return [*self._terms(args[0]), *self._terms(args[1])]
@@ -99,7 +100,7 @@ class Notation:
                 return [(Fraction(value), {}) if is_plain(value) else (sign, {repr(abs(value)): 1})]
             case "size":
                 return [_factor(str(eqn.axis))]
-            case "mul":
+            case "mul" | "weighted":
                 return [self._product(*args)]
             case "div":
                 return [_times(self._factors(args[0]), _power(self._factors(args[1]), -1))]
@@ -185,6 +186,7 @@ def _product_text(c: Fraction, factors: Factors) -> str:
 
 # ---- the section ----
 
+STOPPED = "The gradient is not that of the forward: the cotangents of {} are stopped, as the graph says."
 EXAMPLES = 2  # steps of one identity that are printed; ``data`` has all
 
 PASSES: Mapping[str, str] = {
@@ -220,6 +222,7 @@ class _Derivation:
     """One backward: names of its values, and the statements about them."""
 
     def __init__(self, spec: Spec) -> None:
+        self.spec = spec
         self.trace, self.log = spec.trace(), spec.trace().log
         self.forward, self.raw, self.saved = (self.trace[name] for name in ("build", "vjp", "save"))
         self.values = forward_names(self.forward)
@@ -323,6 +326,7 @@ class _Derivation:
         equations, acted = _equations(self.forward, self.values), {s["identity"] for s in self.steps}
         shared = {name: self.closed.definition(v) for v, name in self.shared.items()}
         totals = {self.labels[name]: ct.name for name, ct in self.totals.items()}
+        stopped = [self.values[e.out] for e in self.forward.eqns if e.op == "stop_gradient"]
         data = {
             "names": _by_text(self.names) | totals | _by_text(self.shared),
             "forward": equations,
@@ -334,7 +338,9 @@ class _Derivation:
             "gradients": self.gradients,
             "phases": self.phases,
             "passes": _changed(self.trace),
+            "stopped": stopped,
         }
+        check_equations(data, self.spec)
         changed = {s["on"] for s in self.steps if s["identity"] != "repeated"}
         lines = [f"with {name} = {text}" for name, text in shared.items()]
         lines += [f"{c['cotangent']} = {c['after']}" for c in self.cotangents if c["cotangent"] in changed]
@@ -345,7 +351,8 @@ class _Derivation:
             Lines(_continued(self._identities()), "Identities that acted, and where"),
             Lines(_continued(self._closed_form()), "The gradients"),
         )
-        return Section("derivation", "Derivation", blocks, data)
+        first = (Text(STOPPED.format(", ".join(stopped))),) if stopped else ()
+        return Section("derivation", "Derivation", (*first, *blocks), data)
 
     def _rows(self, equations: Iterable[Mapping[str, str]]) -> Iterator[tuple[str, str]]:
         """The equations, and what each adds to the cotangents of its operands."""

@@ -13,17 +13,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lngen.check.oracles import row_depth
 from lngen.interpret import value_of
 from lngen.ir import ByValue, D, DType, Eqn, Value
-from lngen.ir.numerics import NUMPY_DTYPE
+from lngen.ir.numerics import NUMPY_DTYPE, row_depth
 from lngen.passes.edit import eqn_key
 from lngen.spec import Spec
 
 # Monotone in each operand; a root needs one that is not negative, a division a divisor of one sign.
 MONOTONE = {
-    "cast", "detach", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log", "tanh", "sigmoid",
-    "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
+    "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log", "tanh",
+    "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
 }  # fmt: skip
 NORMAL = 2.0**-126  # an eps from here on outweighs squares that underflow
 ROUNDINGS = 1 + 2.0**-20  # more than those of an element over the root of a sum that has its square

@@ -235,6 +235,10 @@ class GraphBuilder(Builder):
         """The sum over an axis divided by its length."""
         return self.reduce_mean(describing("mean", [x]), x, axis=axis)
 
+    def stop_gradient(self, x: Value) -> Value:
+        """``x``, whose gradient is 0 by definition: the scale of a quantiser, a straight-through estimator."""
+        return self.stopped(describing("stopped", [x]), x)
+
     def named(self, name: str, x: Value) -> Value:
         """``x``, which gets exactly that name when the description has run.
 

@@ -31,13 +31,13 @@ def cross_entropy(b: GraphBuilder) -> None:
     """loss = -sum(target * log_softmax(x)), a number per row, in f32; target is a distribution, such as a one-hot row.
 
     A one-hot row says what an index would say; the IR has no integers. dx = (softmax(x) * sum(target) - target) *
-    dloss; target has no gradient. A logit of -inf with target 0 gives NaN, as a distribution does in PyTorch.
+    dloss; target has no gradient. 0 log 0 is 0: a class of target 0 adds nothing, also if its logit is -inf.
     """
     shifted, top = _shifted(b)
     target = b.input("target", M, D, differentiable=False)
     total = b.reduce_sum("rowsum", b.named("e", shifted.exp()), axis=D)
     mass = b.reduce_sum("mass", target, axis=D)
-    hit = b.reduce_sum("hit", b.mul("target_x", target, shifted), axis=D)
+    hit = b.reduce_sum("hit", b.weighted("target_x", target, shifted), axis=D)
     loss = b.sub("loss32", b.mul("mass_logsum", mass, b.named("logsum", total.log())), hit)
     b.output("loss", loss, dtype=b.compute)
     _statistics(b, top, total)

@@ -1,8 +1,9 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
 from lngen.ir.builder import Builder, is_graph_name, is_name, verify
+from lngen.ir.meanings import ctype
 from lngen.ir.numerics import bits_of, values_of
-from lngen.ir.ops import OPS, Op, Ops, ctype
+from lngen.ir.ops import OPS, Op, Ops
 from lngen.ir.text import parse
 from lngen.ir.types import (
     BF16,

@@ -14,8 +14,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from lngen.ir import type_rules
-from lngen.ir.ops import Expansion, Method, Ops, TypeRule, op
+import numpy as np
+
+from lngen.ir import real, type_rules
+from lngen.ir.ops import Expansion, Method, Ops, RealMeaning, TypeRule, op
 from lngen.ir.types import F32, Eqn, Value
 
 # The largest errors, rounded up. gelu_tanh has 3 more for each unit of its sigmoid's argument. The sigmoid is 0 below
@@ -194,6 +196,10 @@ def _gelu_tanh(b: Ops, e: Eqn) -> Value:
     return b.mul("gelu", e.args[0], b.emit("sigmoid", "sigmoid", (_gelu_argument(b, e.args[0]),)))
 
 
+def _gelu_tanh_ulps(x: real.Array) -> real.Array:
+    return np.asarray(ULPS["gelu_tanh"] + 3 * np.abs(real.gelu_argument(x)))
+
+
 def _gelu_tanh_slope(b: Ops, e: Eqn) -> Value:
     x = e.args[0]
     s = b.emit("sigmoid", "sigmoid", (_gelu_argument(b, x),))
@@ -331,6 +337,7 @@ def _log1p(b: Ops, f: Value) -> Value:
 def function(
     equations: Expansion,
     slope: Callable[[Ops, Eqn], Value],
+    exact: RealMeaning,
     typ: TypeRule = type_rules.function,
     attrs: tuple[str, ...] = (),
 ) -> Callable[[Method], Method]:
@@ -339,68 +346,79 @@ def function(
     A slope ends in no product, except with a constant. To ``passes.simplify`` it is then one factor, and a sum over the
     row stays one sum.
     """
-    return op(typ, expand=equations, vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e)),), attrs=attrs)
+    return op(typ, exact, expand=equations, vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e)),), attrs=attrs)
 
 
 class Functions(Ops):
     """Every op as a method, also the functions."""
 
-    @function(_exp, lambda b, e: e.out)
+    @function(_exp, lambda b, e: e.out, real.function(np.exp, ULPS["exp"]))
     def exp(self, name: str, x: Value) -> Value:
         """e^x, in f32."""
         return self.emit("exp", name, (x,))
 
-    @function(_exp2, lambda b, e: b.mul("slope", e.out, _const(b, math.log(2))))
+    @function(_exp2, lambda b, e: b.mul("slope", e.out, _const(b, math.log(2))), real.function(np.exp2, ULPS["exp2"]))
     def exp2(self, name: str, x: Value) -> Value:
         """2^x, in f32."""
         return self.emit("exp2", name, (x,))
 
-    @op(type_rules.function, expand=_log, vjp=lambda b, e, ct: (b.div("ct", ct, e.args[0]),))
+    @op(
+        type_rules.function,
+        real.function(np.log, ULPS["log"]),
+        expand=_log,
+        vjp=lambda b, e, ct: (b.div("ct", ct, e.args[0]),),
+    )
     def log(self, name: str, x: Value) -> Value:
         """The natural logarithm, in f32."""
         return self.emit("log", name, (x,))
 
-    @function(_tanh, _tanh_slope)
+    @function(_tanh, _tanh_slope, real.function(np.tanh, ULPS["tanh"]))
     def tanh(self, name: str, x: Value) -> Value:
         """The hyperbolic tangent, in f32."""
         return self.emit("tanh", name, (x,))
 
-    @function(_sigmoid, lambda b, e: b.sub("slope", e.out, b.mul("square", e.out, e.out)))
+    @function(
+        _sigmoid,
+        lambda b, e: b.sub("slope", e.out, b.mul("square", e.out, e.out)),
+        real.function(real.sigmoid, ULPS["sigmoid"]),
+    )
     def sigmoid(self, name: str, x: Value) -> Value:
         """1 / (1 + e^-x), in f32."""
         return self.emit("sigmoid", name, (x,))
 
-    @function(_softplus, lambda b, e: b.emit("sigmoid", "slope", e.args))
+    @function(
+        _softplus, lambda b, e: b.emit("sigmoid", "slope", e.args), real.function(real.softplus, ULPS["softplus"])
+    )
     def softplus(self, name: str, x: Value) -> Value:
         """log(1 + e^x), in f32."""
         return self.emit("softplus", name, (x,))
 
-    @function(_erf, _erf_slope)
+    @function(_erf, _erf_slope, real.function(real.erf, ULPS["erf"]))
     def erf(self, name: str, x: Value) -> Value:
         """The error function, in f32."""
         return self.emit("erf", name, (x,))
 
-    @function(_normal_cdf, lambda b, e: _density(b, e.args[0]))
+    @function(_normal_cdf, lambda b, e: _density(b, e.args[0]), real.function(real.normal_cdf, ULPS["normal_cdf"]))
     def normal_cdf(self, name: str, x: Value) -> Value:
         """Phi(x), the cumulative distribution function of the normal distribution, in f32."""
         return self.emit("normal_cdf", name, (x,))
 
-    @function(_gelu, _gelu_slope)
+    @function(_gelu, _gelu_slope, real.function(real.gelu, ULPS["gelu"]))
     def gelu(self, name: str, x: Value) -> Value:
         """x Phi(x) (Hendrycks and Gimpel, 2016), in f32."""
         return self.emit("gelu", name, (x,))
 
-    @function(_gelu_tanh, _gelu_tanh_slope)
+    @function(_gelu_tanh, _gelu_tanh_slope, real.function(real.gelu_tanh, _gelu_tanh_ulps))
     def gelu_tanh(self, name: str, x: Value) -> Value:
         """x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2, the approximation of gelu, in f32."""
         return self.emit("gelu_tanh", name, (x,))
 
-    @function(_silu, _silu_slope)
+    @function(_silu, _silu_slope, real.function(real.silu, ULPS["silu"]))
     def silu(self, name: str, x: Value) -> Value:
         """x sigmoid(x), in f32."""
         return self.emit("silu", name, (x,))
 
-    @function(_clamp, _clamp_slope, type_rules.clamp, attrs=("high", "low"))
+    @function(_clamp, _clamp_slope, real.clamp, type_rules.clamp, attrs=("high", "low"))
     def clamp(self, name: str, x: Value, *, low: float, high: float) -> Value:
         """x, but ``low`` below it and ``high`` above it; the cotangent passes where low <= x <= high."""
         return self.emit("clamp", name, (x,), low=float(low), high=float(high))

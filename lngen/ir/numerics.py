@@ -7,6 +7,7 @@ machine. Absent terms of a sum are -0.0, the one number whose addition changes n
 
 from __future__ import annotations
 
+from math import ceil, log2
 from typing import Any
 
 import ml_dtypes
@@ -245,3 +246,16 @@ def values_of(graph: Graph, eps: float) -> dict[str, Array]:
 def bits_of(value: Array) -> int:
     """The bits of a number of 4 or 8 bytes, as an argument block holds them."""
     return int.from_bytes(value.tobytes(), "little")
+
+
+# ---- how often a term of a sum is rounded ----
+
+
+def row_depth(D: int) -> int:
+    """Most roundings of a term in a row sum: chunks of <= 8, a tree, >= 2048 elements a segment, 4 partial sums."""
+    return min(D - 1, 7 + ceil(log2(D)) + D // 8192)
+
+
+def column_depth(M: int, D: int) -> int:
+    """The same for a column sum: partial sums of rows, 64 or more (4 for wide rows), added at depth <= 128."""
+    return min(max(M, 1) - 1, ceil(M / (64 if D <= 32768 else 4)) + 128)

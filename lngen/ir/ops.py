@@ -5,6 +5,8 @@ docstring says what the op computes. The table has the columns:
 
 - ``typ(args, attrs)``   the type of the result, or a ValueError that says what was expected;
 - ``numpy(args, eqn, size)``  the value, on arrays [M, D] or [M, S] that have size 1 along every axis they lack;
+- ``real(args, eqn, setting)``  the value in real numbers and its error bound, by which derivations are validated; None
+  for ops on the bits of f32, which only passes behind the derivation write;
 - ``cuda(args, eqn)``    a C expression over the C names of the operands; None for ops that lowering makes a phase of;
 - ``expand(b, eqn)``     in place of both: the equations that the op stands for. The interpreter evaluates them, and
   ``passes.decompose`` writes them, so the function is defined once;
@@ -19,20 +21,19 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from lngen.ir import numerics, type_rules
-from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ir.types import F32, WIDE, Attr, Attrs, Axis, DType, Eqn, Type, Value, compute_dtype
+from lngen.ir import meanings, numerics, real, type_rules
+from lngen.ir.meanings import CudaMeaning, NumpyMeaning, each
+from lngen.ir.types import Attr, Attrs, Axis, DType, Eqn, Type, Value, compute_dtype
 
 Cotangents = tuple[Value | None, ...]
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
-NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
-CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
+RealMeaning = real.Meaning
 Derivative = Callable[["Ops", Eqn, Value], Cotangents]
 Expansion = Callable[["Ops", Eqn], Value]
 Method = TypeVar("Method", bound=Callable[..., Value])
@@ -45,6 +46,7 @@ class Op:
     name: str
     arity: int
     typ: TypeRule
+    real: RealMeaning | None
     numpy: NumpyMeaning | None
     cuda: CudaMeaning | None
     expand: Expansion | None
@@ -62,24 +64,38 @@ OPS: dict[str, Op] = {}
 
 def op(
     typ: TypeRule,
+    real: RealMeaning | None,
     *,
     numpy: NumpyMeaning | None = None,
     cuda: CudaMeaning | str | None = None,
     expand: Expansion | None = None,
     vjp: Derivative | None = None,
     attrs: tuple[str, ...] = (),
+    called: str = "",
 ) -> Callable[[Method], Method]:
     """Adds the row of an op to the table, for a method that emits it: ``method(b, name, *operands, **attrs)``.
+
+    The op has the name of the method, or the name ``called``.
 
     In a text for ``cuda``, ``{0}`` is the first operand, ``{zero}`` the number 0, and ``{f}`` the end of the name of a
     C function of floats. A value that has an operator of that name gets the docstring of the method.
     """
 
     def row(method: Method) -> Method:
-        name = method.__name__
+        name = called or method.__name__
         _, _, *given = inspect.signature(method).parameters
         arity = len([key for key in given if key not in attrs])
-        OPS[name] = Op(name, arity, typ, numpy, _text(cuda) if isinstance(cuda, str) else cuda, expand, vjp, attrs)
+        OPS[name] = Op(
+            name,
+            arity,
+            typ,
+            real,
+            numpy,
+            meanings.cuda_text(cuda) if isinstance(cuda, str) else cuda,
+            expand,
+            vjp,
+            attrs,
+        )
         if operator := vars(Value).get(name):
             operator.__doc__ = method.__doc__
         return method
@@ -88,80 +104,6 @@ def op(
 
 
 # ---- parts of the columns ----
-
-
-def each(function: Callable[..., Any]) -> NumpyMeaning:
-    """The NumPy meaning that is a function of the operands alone."""
-    return lambda args, eqn, size: np.asarray(function(*args))
-
-
-def _text(template: str) -> CudaMeaning:
-    def text(args: tuple[str, ...], eqn: Eqn) -> str:
-        dtype = eqn.out.type.dtype
-        return template.format(*args, f="f" if dtype is F32 else "", zero=literal(0.0, dtype))
-
-    return text
-
-
-def ctype(dtype: DType) -> str:
-    """The C type of an element."""
-    return {DType.F32: "float", DType.F64: "double"}.get(dtype, dtype.value)
-
-
-def literal(value: float, dtype: DType) -> str:
-    """A constant as C text that reads back to the same bits."""
-    with np.errstate(over="ignore"):  # a constant beyond the largest number rounds to infinity
-        v = NUMPY_DTYPE[dtype].type(value)
-    bits = f"0x{np.array(v).view(np.uint32 if dtype is F32 else np.uint64):x}"
-    if not np.isfinite(v):
-        return f"__int_as_float({bits})" if dtype is F32 else f"__longlong_as_double({bits})"
-    return f"{v!s}f" if dtype is F32 else str(v)  # the shortest digits that parse back to v
-
-
-def _cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
-    to, given = eqn.out.type.dtype, eqn.args[0].type.dtype
-    return args[0] if to is given else f"{to}_from_{given}({args[0]})"
-
-
-def _numpy_number(value: float, eqn: Eqn) -> Array:
-    return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
-
-
-def _numpy_expand(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    shape = list(args[0].shape)
-    shape[WIDE.index(eqn.axis)] = size[eqn.axis]
-    return np.ascontiguousarray(np.broadcast_to(args[0], shape))
-
-
-def _numpy_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    """The sum of an operand, or of the products of two, in the order that the attributes spell."""
-    attrs: dict[str, Any] = dict(eqn.attrs)
-    terms, interleave = np.broadcast_arrays(*args), attrs.get("interleave", 1)
-    if eqn.axis is Axis.D:
-        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size), interleave=interleave)[..., None])
-    if eqn.axis is Axis.S:
-        return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
-    return numerics.column_sum(*terms, **order)[None, :]
-
-
-def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
-    attrs = dict(eqn.attrs)
-    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[Axis.D]), "run": attrs.get("run")}
-
-
-def _numpy_segment_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    return numerics.segment_sums(*np.broadcast_arrays(*args), **_row_order(eqn, size))
-
-
-def _numpy_segment_size(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    segment = _row_order(eqn, size)["segment"]
-    return numerics.segment_sizes(size[Axis.D], segment, eqn.out.type.dtype)[None, :]
-
-
-def _numpy_max(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    over_rows = eqn.axis is Axis.M
-    return numerics.column_max(args[0])[None, :] if over_rows else numerics.row_max(args[0])[..., None]
 
 
 def _neg_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
@@ -190,6 +132,12 @@ def _sqrt_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
 def _rsqrt_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     cube = b.mul("ct", b.mul("ct", e.out, e.out), e.out)
     return (b.mul("ct", b.mul("ct", ct, b.const("half", -0.5, ct.type.dtype)), cube),)
+
+
+def _weighted(b: Ops, e: Eqn) -> Value:
+    weight, x = e.args
+    zero = b.const("zero", 0.0, weight.type.dtype)
+    return b.mul("weighted", weight, b.select_gt("kept", b.abs("abs_weight", weight), zero, x))
 
 
 def _rsqrt(b: Ops, e: Eqn) -> Value:
@@ -248,8 +196,9 @@ class Ops(ABC):
 
     @op(
         type_rules.const,
-        numpy=lambda a, e, n: _numpy_number(e.value, e),
-        cuda=lambda a, e: literal(float(e.value), e.out.type.dtype),
+        lambda a, e, at: real.number(e.value, e, at),
+        numpy=lambda a, e, n: meanings.number(e.value, e),
+        cuda=lambda a, e: meanings.literal(float(e.value), e.out.type.dtype),
         vjp=lambda b, e, ct: (),
         attrs=("dtype", "value"),
     )
@@ -259,8 +208,9 @@ class Ops(ABC):
 
     @op(
         type_rules.size,
-        numpy=lambda a, e, n: _numpy_number(n[e.axis], e),
-        cuda=lambda a, e: f"static_cast<{ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
+        lambda a, e, at: real.number(at.sizes[e.axis], e, at),
+        numpy=lambda a, e, n: meanings.number(n[e.axis], e),
+        cuda=lambda a, e: f"static_cast<{meanings.ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
         vjp=lambda b, e, ct: (),
         attrs=("axis", "dtype"),
     )
@@ -270,8 +220,9 @@ class Ops(ABC):
 
     @op(
         type_rules.cast,
+        real.cast,
         numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
-        cuda=_cuda_cast,
+        cuda=meanings.cuda_cast,
         vjp=_cast_cotangent,
         attrs=("to",),
     )
@@ -279,38 +230,50 @@ class Ops(ABC):
         """x rounded to ``to``."""
         return self.emit("cast", name, (x,), to=to)
 
-    @op(type_rules.expand, numpy=_numpy_expand, cuda="{0}", vjp=lambda b, e, ct: (ct,), attrs=("axis",))
+    @op(type_rules.expand, real.same, numpy=meanings.expanded, cuda="{0}", vjp=lambda b, e, ct: (ct,), attrs=("axis",))
     def expand(self, name: str, x: Value, *, axis: Axis) -> Value:
         """x, repeated along an axis it lacks."""
         return self.emit("expand", name, (x,), axis=axis)
 
-    @op(type_rules.arithmetic, numpy=each(np.negative), cuda="-{0}", vjp=_neg_cotangent)
+    @op(type_rules.arithmetic, real.neg, numpy=each(np.negative), cuda="-{0}", vjp=_neg_cotangent)
     def neg(self, name: str, x: Value) -> Value:
         """-x."""
         return self.emit("neg", name, (x,))
 
-    @op(type_rules.arithmetic, numpy=each(np.add), cuda="{0} + {1}", vjp=lambda b, e, ct: (ct, ct))
+    @op(type_rules.arithmetic, real.add, numpy=each(np.add), cuda="{0} + {1}", vjp=lambda b, e, ct: (ct, ct))
     def add(self, name: str, a: Value, b: Value) -> Value:
         """a + b."""
         return self.emit("add", name, (a, b))
 
-    @op(type_rules.arithmetic, numpy=each(np.subtract), cuda="{0} - {1}", vjp=lambda b, e, ct: (ct, b.neg("ct", ct)))
+    @op(
+        type_rules.arithmetic,
+        real.sub,
+        numpy=each(np.subtract),
+        cuda="{0} - {1}",
+        vjp=lambda b, e, ct: (ct, b.neg("ct", ct)),
+    )
     def sub(self, name: str, a: Value, b: Value) -> Value:
         """a - b."""
         return self.emit("sub", name, (a, b))
 
-    @op(type_rules.arithmetic, numpy=each(np.multiply), cuda="{0} * {1}", vjp=_product_cotangents)
+    @op(type_rules.arithmetic, real.mul, numpy=each(np.multiply), cuda="{0} * {1}", vjp=_product_cotangents)
     def mul(self, name: str, a: Value, b: Value) -> Value:
         """a * b."""
         return self.emit("mul", name, (a, b))
 
-    @op(type_rules.arithmetic, numpy=each(np.divide), cuda="{0} / {1}", vjp=_div_cotangents)
+    @op(type_rules.arithmetic, real.weighted, expand=_weighted, vjp=_product_cotangents)
+    def weighted(self, name: str, weight: Value, x: Value) -> Value:
+        """weight * x, and 0 where the weight is 0, also if x is infinite; the derivatives are those of the product."""
+        return self.emit("weighted", name, (weight, x))
+
+    @op(type_rules.arithmetic, real.div, numpy=each(np.divide), cuda="{0} / {1}", vjp=_div_cotangents)
     def div(self, name: str, a: Value, b: Value) -> Value:
         """a / b, correctly rounded."""
         return self.emit("div", name, (a, b))
 
     @op(
         type_rules.fma,
+        real.fma,
         numpy=each(numerics.fma),
         cuda="fmaf({0}, {1}, {2})",
         vjp=lambda b, e, ct: (*_product_cotangents(b, e, ct), ct),
@@ -319,34 +282,52 @@ class Ops(ABC):
         """a * b + c, rounded once."""
         return self.emit("fma", name, (a, b, c))
 
-    @op(type_rules.arithmetic, numpy=each(np.sqrt), cuda="sqrt{f}({0})", vjp=_sqrt_cotangent)
+    @op(type_rules.arithmetic, real.sqrt, numpy=each(np.sqrt), cuda="sqrt{f}({0})", vjp=_sqrt_cotangent)
     def sqrt(self, name: str, x: Value) -> Value:
         """The square root, correctly rounded."""
         return self.emit("sqrt", name, (x,))
 
-    @op(type_rules.arithmetic, expand=_rsqrt, vjp=_rsqrt_cotangent)
+    @op(type_rules.arithmetic, real.rsqrt, expand=_rsqrt, vjp=_rsqrt_cotangent)
     def rsqrt(self, name: str, x: Value) -> Value:
         """1 / sqrt(x), two correctly rounded steps."""
         return self.emit("rsqrt", name, (x,))
 
-    @op(type_rules.arithmetic, numpy=each(np.abs), cuda="fabs{f}({0})", vjp=_abs_cotangent)
+    @op(type_rules.arithmetic, real.abs_, numpy=each(np.abs), cuda="fabs{f}({0})", vjp=_abs_cotangent)
     def abs(self, name: str, x: Value) -> Value:
         """|x|; no cotangent passes at 0."""
         return self.emit("abs", name, (x,))
 
-    @op(type_rules.arithmetic, numpy=each(np.rint), cuda="rint{f}({0})", vjp=lambda b, e, ct: (None,))
+    @op(type_rules.arithmetic, real.rint, numpy=each(np.rint), cuda="rint{f}({0})", vjp=lambda b, e, ct: (None,))
     def rint(self, name: str, x: Value) -> Value:
         """The nearest whole number, of two the even one; no cotangent passes."""
         return self.emit("rint", name, (x,))
 
-    @op(type_rules.arithmetic, numpy=each(lambda x: x), cuda="{0}", vjp=lambda b, e, ct: (None,))
+    @op(type_rules.arithmetic, real.same, numpy=each(lambda x: x), cuda="{0}", vjp=lambda b, e, ct: (None,))
     def detach(self, name: str, x: Value) -> Value:
-        """x, through which no cotangent passes."""
+        """x, through which no cotangent passes, because its effects on the results cancel."""
         return self.emit("detach", name, (x,))
+
+    @op(
+        type_rules.arithmetic,
+        real.same,
+        numpy=each(lambda x: x),
+        cuda="{0}",
+        vjp=lambda b, e, ct: (None,),
+        called="stop_gradient",
+    )
+    def stopped(self, name: str, x: Value) -> Value:
+        """x, whose gradient is 0 by definition, whatever its effects are."""
+        return self.emit("stop_gradient", name, (x,))
 
     # ---- choices ----
 
-    @op(type_rules.arithmetic, numpy=each(numerics.maximum), cuda="maximum({0}, {1})", vjp=_extreme_cotangents)
+    @op(
+        type_rules.arithmetic,
+        real.maximum,
+        numpy=each(numerics.maximum),
+        cuda="maximum({0}, {1})",
+        vjp=_extreme_cotangents,
+    )
     def maximum(self, name: str, a: Value, b: Value) -> Value:
         """The larger one, a NaN if either is one; equal operands share the cotangent equally.
 
@@ -354,13 +335,20 @@ class Ops(ABC):
         """
         return self.emit("maximum", name, (a, b))
 
-    @op(type_rules.arithmetic, numpy=each(numerics.minimum), cuda="minimum({0}, {1})", vjp=_extreme_cotangents)
+    @op(
+        type_rules.arithmetic,
+        real.minimum,
+        numpy=each(numerics.minimum),
+        cuda="minimum({0}, {1})",
+        vjp=_extreme_cotangents,
+    )
     def minimum(self, name: str, a: Value, b: Value) -> Value:
         """The smaller one, a NaN if either is one; equal operands share the cotangent equally."""
         return self.emit("minimum", name, (a, b))
 
     @op(
         type_rules.arithmetic,
+        real.select_gt,
         numpy=each(lambda a, b, c: np.where(a > b, c, c.dtype.type(0))),
         cuda="{0} > {1} ? {2} : {zero}",
         vjp=_select_gt_cotangents,
@@ -371,6 +359,7 @@ class Ops(ABC):
 
     @op(
         type_rules.arithmetic,
+        real.select_eq,
         numpy=each(lambda a, b, c: np.where(a == b, c, c.dtype.type(0))),
         cuda="{0} == {1} ? {2} : {zero}",
         vjp=_select_eq_cotangents,
@@ -381,6 +370,7 @@ class Ops(ABC):
 
     @op(
         type_rules.arithmetic,
+        real.where_gt,
         numpy=each(lambda a, b, c, d: np.where(a > b, c, d)),
         cuda="{0} > {1} ? {2} : {3}",
         vjp=_where_cotangents,
@@ -391,6 +381,7 @@ class Ops(ABC):
 
     @op(
         type_rules.arithmetic,
+        real.relu,
         numpy=each(lambda x: np.where(x <= 0, x.dtype.type(0), x)),
         cuda="{0} <= {zero} ? {zero} : {0}",
         vjp=lambda b, e, ct: (b.select_gt("ct", e.args[0], b.const("zero", 0.0, ct.type.dtype), ct),),
@@ -401,33 +392,46 @@ class Ops(ABC):
 
     # ---- reductions: in the order of their attributes; lowering turns each into a phase ----
 
-    @op(type_rules.reduction, numpy=_numpy_sum, vjp=lambda b, e, ct: (ct,), attrs=("axis", *type_rules.ORDER))
+    @op(
+        type_rules.reduction,
+        real.reduce_sum,
+        numpy=meanings.reduced_sum,
+        vjp=lambda b, e, ct: (ct,),
+        attrs=("axis", *type_rules.ORDER),
+    )
     def reduce_sum(self, name: str, x: Value, *, axis: Axis) -> Value:
         """The sum over an axis."""
         return self.emit("reduce_sum", name, (x,), axis=axis)
 
-    @op(type_rules.dot, numpy=_numpy_sum, vjp=_product_cotangents, attrs=("axis", *type_rules.ORDER))
+    @op(
+        type_rules.dot,
+        real.reduce_sum,
+        numpy=meanings.reduced_sum,
+        vjp=_product_cotangents,
+        attrs=("axis", *type_rules.ORDER),
+    )
     def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis) -> Value:
         """The sum of a * b over an axis, each product rounded together with its addition."""
         return self.emit("reduce_dot", name, (a, b), axis=axis)
 
-    @op(type_rules.segment_sum, numpy=_numpy_segment_sum, attrs=type_rules.SEGMENT_ORDER)
+    @op(type_rules.segment_sum, real.segment_sum, numpy=meanings.segment_sums, attrs=type_rules.SEGMENT_ORDER)
     def segment_sum(self, name: str, x: Value) -> Value:
         """The sum of each segment along D: [M, D] -> [M, S]."""
         return self.emit("segment_sum", name, (x,))
 
-    @op(type_rules.segment_dot, numpy=_numpy_segment_sum, attrs=type_rules.SEGMENT_ORDER)
+    @op(type_rules.segment_dot, real.segment_sum, numpy=meanings.segment_sums, attrs=type_rules.SEGMENT_ORDER)
     def segment_dot(self, name: str, a: Value, b: Value) -> Value:
         """The sum of a * b of each segment along D, each product rounded together with its addition."""
         return self.emit("segment_dot", name, (a, b))
 
-    @op(type_rules.segment_size, numpy=_numpy_segment_size, attrs=("dtype", "segment"))
+    @op(type_rules.segment_size, real.segment_size, numpy=meanings.segment_sizes, attrs=("dtype", "segment"))
     def segment_size(self, name: str, dtype: DType) -> Value:
         """The number of elements of each segment along D: [S]."""
         return self.emit("segment_size", name, (), dtype=dtype)
 
     @op(
         type_rules.mean,
+        real.reduce_mean,
         expand=_mean,
         vjp=lambda b, e, ct: (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),),
         attrs=("axis",),
@@ -436,7 +440,7 @@ class Ops(ABC):
         """The sum over an axis divided by its length."""
         return self.emit("reduce_mean", name, (x,), axis=axis)
 
-    @op(type_rules.maximum, numpy=_numpy_max, vjp=_reduce_max_cotangent, attrs=("axis",))
+    @op(type_rules.maximum, real.reduce_max, numpy=meanings.reduced_max, vjp=_reduce_max_cotangent, attrs=("axis",))
     def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
         """The largest element along D or M, a NaN if there is one; equal maxima share its cotangent equally."""
         return self.emit("reduce_max", name, (x,), axis=axis)
@@ -445,32 +449,29 @@ class Ops(ABC):
     # The result for numbers that they are not made for is that of the bits, so that kernels and NumPy agree, except for
     # a NaN, whose bits are not defined. They have no derivative.
 
-    @op(type_rules.function, numpy=each(np.copysign), cuda="copysign_of({0}, {1})")
+    @op(type_rules.function, None, numpy=each(np.copysign), cuda="copysign_of({0}, {1})")
     def copysign(self, name: str, a: Value, b: Value) -> Value:
         """|a| with the sign of b."""
         return self.emit("copysign", name, (a, b))
 
-    @op(
-        type_rules.function,
-        numpy=each(numerics.exp2_biased),
-        cuda="__uint_as_float(__float_as_uint({0}) << 23)",
-    )
+    @op(type_rules.function, None, numpy=each(numerics.exp2_biased), cuda="__uint_as_float(__float_as_uint({0}) << 23)")
     def exp2_biased(self, name: str, x: Value) -> Value:
         """2^n for x = n + 1.5 * 2^23 + 127, n whole from -126 to 127: the low bits of x as the exponent."""
         return self.emit("exp2_biased", name, (x,))
 
-    @op(type_rules.function, numpy=each(numerics.exponent), cuda="exponent({0})")
+    @op(type_rules.function, None, numpy=each(numerics.exponent), cuda="exponent({0})")
     def exponent(self, name: str, x: Value) -> Value:
         """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("exponent", name, (x,))
 
-    @op(type_rules.function, numpy=each(numerics.significand), cuda="significand({0})")
+    @op(type_rules.function, None, numpy=each(numerics.significand), cuda="significand({0})")
     def significand(self, name: str, x: Value) -> Value:
         """x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("significand", name, (x,))
 
     @op(
         type_rules.function,
+        None,
         numpy=each(numerics.reciprocal_guess),
         cuda=f"__uint_as_float({numerics.RECIPROCAL:#x}u - __float_as_uint({{0}}))",
     )

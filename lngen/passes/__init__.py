@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lngen.ir import ORDERS, D, DType, Graph, verify
+from lngen.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, verify
 from lngen.passes.decompose import decompose, place_fma
 from lngen.passes.edit import cse, dce, downstream, extract, upstream
 from lngen.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
+from lngen.passes.instance import positive_inputs
 from lngen.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
 from lngen.passes.simplify import IDENTITIES, Contribution, Log, Step, simplify
+from lngen.passes.validate import defined, validate
 from lngen.passes.variance import compensate, place_spread
 from lngen.passes.vjp import NONE, constants, vjp
 
@@ -29,6 +31,7 @@ __all__ = [
     "cse",
     "dce",
     "decompose",
+    "defined",
     "downstream",
     "extract",
     "finish",
@@ -36,6 +39,7 @@ __all__ = [
     "orders",
     "place_fma",
     "place_spread",
+    "positive_inputs",
     "rebuilt",
     "rule_of",
     "save",
@@ -43,6 +47,7 @@ __all__ = [
     "sharers",
     "simplify",
     "upstream",
+    "validate",
     "vjp",
 ]
 
@@ -63,19 +68,22 @@ def backward(
     trace: Trace | None = None,
     stored: Mapping[str, DType] = NONE,
     demanded: Collection[str] = (),
+    eps: float = DEFAULT_EPS,
+    positive: Collection[str] = (),
 ) -> Graph:
     """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
 
     ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
-    gradients that differ from those of their inputs. ``demanded`` as in ``save``. DerivativeError as of ``vjp`` and
-    ``constants``.
+    gradients that differ from those of their inputs. ``demanded`` as in ``save``, ``eps`` and ``positive`` as in
+    ``constants``. DerivativeError as of ``vjp`` and ``constants``.
     """
     trace = Trace() if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
     # A number per row that forward saves is an output only if it has a cotangent.
     outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
     log = trace.log
-    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constants(graph, wrt, of, log), log)
+    constant = constants(graph, wrt, of, log, eps, positive)
+    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constant, log)
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds, log=log), "simplify")
     trace["save"] = derived = verify(save(derived, graph, saved, demanded, log), "save")

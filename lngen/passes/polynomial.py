@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -204,7 +204,7 @@ class ForwardProducts:
                 terms = {p * inside.inverse() * atom(value): c for p, c in terms.items()}
                 product = product * outside.inverse()
         moved = frozenset(terms.items())
-        return product if moved == s.terms else product * atom(s).inverse() * atom(AxisSum(s.axis, moved))
+        return product if moved == s.terms else product * atom(s).inverse() * atom(replace(s, terms=moved))
 
     def _expand(self, eqn: Eqn) -> tuple[Product, Fraction]:
         """Sums and roots are atoms, and so are values with too many factors."""

@@ -6,9 +6,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+import numpy as np
+
 from lngen.errors import DerivativeError
-from lngen.ir import OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
+from lngen.ir import DEFAULT_EPS, OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
+from lngen.ir.evaluate import evaluate
 from lngen.passes.edit import downstream, substitute
+from lngen.passes.instance import cotangents, instance
 from lngen.passes.simplify import Contribution, Log, Step, simplify
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -103,41 +107,51 @@ def _sum_over(b: Builder, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, 
     return ct
 
 
-def constants(graph: Graph, wrt: tuple[str, ...], of: tuple[str, ...], log: Log | None = None) -> frozenset[Value]:
+def constants(
+    graph: Graph,
+    wrt: tuple[str, ...],
+    of: tuple[str, ...],
+    log: Log | None = None,
+    eps: float = DEFAULT_EPS,
+    positive: Collection[str] = (),
+) -> frozenset[Value]:
     """The maxima whose effects on the results ``of`` cancel: the derivative by ``wrt`` takes them for constants.
 
     exp(x - max(x)) / sum(exp(x - max(x))) does not change with the maximum that it subtracts; sum(exp(x - max(x)))
     does. DerivativeError for a detached value whose effects do not cancel: the gradient would not be that of the
     forward. Each value is tried while all others are constants. If none of them has an effect alone, all of them
-    together have none: the value that is computed last reaches the results directly.
+    together have none: the value that is computed last reaches the results directly. Where ``simplify`` cannot show
+    that the effects of a detached value cancel, numbers do: ``eps`` and ``positive`` as in ``instance``.
     """
     wanted = downstream(graph.eqns, [p for p in graph.params if p.name in wrt])
     found = set()
     for eqn in graph.eqns:
-        if eqn.out in wanted and eqn.op == "detach" and not _cancels(graph, eqn.out, of):
-            raise DerivativeError(_why(graph, eqn, of))
-        if eqn.out in wanted and eqn.op == "reduce_max" and _cancels(graph, eqn.out, of):
+        if eqn.out not in wanted or eqn.op not in ("detach", "reduce_max"):
+            continue
+        effect = _effect(graph, eqn.out, of)
+        cancels = effect is None or _is_zero(effect)
+        if eqn.op == "detach":
+            shown = cancels or (effect is not None and _vanishes(graph, eqn.out, effect, eps, positive))
+            if eqn.out.name in of or not shown:
+                raise DerivativeError(_why(graph, eqn, of))
+        elif cancels:
             found.add(eqn.out)
             if log is not None:
                 log.steps.append(Step("maximum", eqn.out))
     return frozenset(found)
 
 
-def _cancels(graph: Graph, value: Value, of: tuple[str, ...]) -> bool:
-    """Whether the gradient of the results by ``value`` simplifies to zero, where the equations use it.
+def _effect(graph: Graph, value: Value, of: tuple[str, ...]) -> Graph | None:
+    """The gradient of the results by ``value``, where the equations use it; None if no result depends on it.
 
-    Every value of the gradient is read as a polynomial, those of the forward pass, too.
+    The cotangents of the results are its first parameters, and the value is its last.
     """
-    if graph.producers()[value].op == "detach" and value.name in of:
-        return False
     given = _renamed(graph, value)
     cut = substitute(replace(graph, results=()), {value: given})
     results = tuple(r for r in graph.results if r.name in of and r in downstream(cut.eqns, [given]))
     if not results:
-        return True
-    derived = vjp(replace(cut, params=(*graph.params, given), results=results), (given.name,))
-    proof = simplify(derived, *(p.name for p in derived.params))
-    return _is_zero(proof, proof.results[0])
+        return None
+    return vjp(replace(cut, params=(*graph.params, given), results=results), (given.name,))
 
 
 def _renamed(graph: Graph, value: Value) -> Value:
@@ -148,11 +162,25 @@ def _renamed(graph: Graph, value: Value) -> Value:
     return replace(value, name=name)
 
 
-def _is_zero(graph: Graph, value: Value) -> bool:
-    eqn = graph.producers().get(value)
-    if eqn is not None and eqn.op in ("cast", "expand"):
-        return _is_zero(graph, eqn.args[0])
-    return eqn is not None and eqn.op == "const" and eqn.value == 0
+def _is_zero(effect: Graph) -> bool:
+    """Whether a gradient simplifies to zero. Its values are read as polynomials, those of the forward pass, too."""
+    proof = simplify(effect, *(p.name for p in effect.params))
+    producer, (value,) = proof.producers(), proof.results
+    while value in producer and producer[value].op in ("cast", "expand"):
+        (value,) = producer[value].args
+    return value in producer and producer[value].op == "const" and producer[value].value == 0
+
+
+def _vanishes(graph: Graph, value: Value, effect: Graph, eps: float, positive: Collection[str]) -> bool:
+    """Whether a gradient by ``value`` is zero within its error bound, at the numbers of two instances."""
+    for seed in range(2):
+        inputs = instance(graph, eps, positive, seed)
+        results = evaluate(replace(graph, results=(*graph.results, value)), inputs, wide=True)
+        known = inputs | cotangents(results, seed) | {effect.params[-1].name: results[value.name].value}
+        (found,) = evaluate(effect, {p.name: known[p.name] for p in effect.params}, wide=True).values()
+        if not (np.isfinite(found.error) & (np.abs(found.value) <= found.error)).all():
+            return False
+    return True
 
 
 def _why(graph: Graph, detach: Eqn, of: tuple[str, ...]) -> str:

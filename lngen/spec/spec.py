@@ -203,6 +203,14 @@ class Spec:
         """Names of the inputs whose gradients a backward returns, in the graph's order."""
         return self.definition.differentiable(self.options) if self.wrt is None else self.wrt
 
+    @property
+    def _declared_positive(self) -> set[str]:
+        return self.definition.positive(self.options)
+
+    def positive_inputs(self) -> tuple[str, ...]:
+        """Names of the forward's inputs that have to be positive, found or declared, in their order."""
+        return passes.positive_inputs(self.forward(), self._declared_positive)
+
     def trace(self) -> passes.Trace:
         """The graph after every pass, by the name of the pass; the last one fixes every bit."""
         return self._trace
@@ -217,14 +225,21 @@ class Spec:
         graph = self._derive(trace)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
-        trace["share"] = passes.share_results(passes.finish(graph, self.d, trace, self.blocks, self.order))
+        graph = passes.finish(graph, self.d, trace, self.blocks, self.order)
+        given = self.differentiates, self.differentiated, self.eps_or_default, self._declared_positive
+        passes.validate(trace["build"], trace, *given)
+        trace["share"] = passes.share_results(graph)
         return trace
 
     def _derive(self, trace: passes.Trace | None = None) -> Graph:
         """The graph of a backward over any D."""
         saved, demanded = self.definition.saved(self.options), self.definition.demanded(self.options)
-        stored, of = self._gradient_dtypes(), self.differentiated
-        return passes.backward(self.forward(), self.differentiates, saved, of, trace, stored, demanded)
+        stored, of, numbers = (
+            self._gradient_dtypes(),
+            self.differentiated,
+            (self.eps_or_default, self._declared_positive),
+        )
+        return passes.backward(self.forward(), self.differentiates, saved, of, trace, stored, demanded, *numbers)
 
     def _check_saved(self) -> None:
         """The error of the whole backward, for a forward that saves outputs which no backward can take.

@@ -12,7 +12,7 @@ import pytest
 
 from lngen.aot import known_answers
 from lngen.aot.known_answers import SPECIAL, row_counts, vectors
-from lngen.check.inputs import mismatches, positive_inputs
+from lngen.check.inputs import mismatches
 from lngen.compile import Compilation
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
@@ -148,7 +148,7 @@ def root(b: GraphBuilder) -> None:
 
 def test_inputs_stay_where_the_graph_is_defined() -> None:
     spec = make_spec(Definition("root", root), "fwd", {"d": 40})
-    assert positive_inputs(spec) == ("x",)
+    assert spec.positive_inputs() == ("x",)
     files = vectors(spec)
     for case in ("rows_5", SPECIAL):
         assert (tensors(files, case, "input")["x"] >= 0.25).all()

@@ -13,10 +13,10 @@ from family import CONSTANTS, FORMULAS, Keys, gradients, keys_of, results
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import random_inputs
 from lngen.check.oracles import SLACK, excess
-from lngen.check.real import evaluate
 from lngen.graphs import GRAPHS
 from lngen.interpret import interpret
 from lngen.ir import Graph
+from lngen.ir.evaluate import evaluate
 from lngen.ir.numerics import Array
 from lngen.spec import Spec, parse_spec
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import sampling
 from family import results
 from graph_mutants import survivors
-from lngen.check.real import evaluate
 from lngen.graphs import GRAPHS
 from lngen.ir import Graph
+from lngen.ir.evaluate import evaluate
 from lngen.ir.numerics import Array
 from lngen.spec import Spec, parse_spec
 from test_family import RELATIVE, Exact, distance, own_keys, text

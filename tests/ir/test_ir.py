@@ -42,8 +42,8 @@ from lngen.ir import (
     verify,
 )
 from lngen.ir.functions import BIAS, ULPS
+from lngen.ir.meanings import literal
 from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.ir.ops import literal
 from lngen.ir.types import axes_union
 from lngen.spec import parse_spec
 
@@ -170,9 +170,9 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     ("cast", (f32(M),), {"to": "f8"}, "expected {to=dtype}, got str 'f8'"),
     ("expand", (f32(M),), {"axis": M}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got M"),
     ("expand", (f32(M),), {}, "expected {axis=...} to be an axis, M or D, that f32[M] lacks, got None"),
-    *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach")),
-    *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div")),
-    *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div")),
+    *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
+    *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in ("add", "sub", "mul", "div", "weighted")),
+    *((op, (B16, B16), {}, NARROW) for op in ("add", "sub", "mul", "div", "weighted")),
     ("fma", (DOUBLE,) * 3, {}, NO_FMA),
     ("fma", (f32(M), f32(M), DOUBLE), {}, "operands of one dtype expected, got f32, f32, f64"),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
@@ -233,6 +233,9 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("abs", [[[-2.0, -0.0, np.nan], [np.inf, -np.inf, 1.0]]], {}, [[2.0, 0.0, np.nan], [np.inf, np.inf, 1.0]]),
     ("rint", [[[0.5, 1.5, -0.5], [-2.5, 8388609.0, np.inf]]], {}, [[0.0, 2.0, -0.0], [-2.0, 8388609.0, np.inf]]),
     ("detach", [A], {}, A),
+    ("stop_gradient", [A], {}, A),
+    ("weighted", [[[0.0, -0.0, 2.0], [np.nan, 0.5, 0.0]], [-np.inf, np.nan, np.inf]], {},
+     [[0.0, 0.0, np.inf], [np.nan, np.nan, 0.0]]),
     ("copysign", [[[1.0, -2.0, np.inf]] * 2, [-0.0, 1.0, -3.0]], {}, [[-1.0, 2.0, -np.inf]] * 2),
     ("exp2_biased", [[BIAS, BIAS + 3, BIAS - 126]], {}, [1.0, 8.0, 2.0**-126]),
     ("exponent", [[1.0, 0.75, 0.66, 3e38, 2.0**-126, 1.34]], {}, [0.0, 0.0, -1.0, 128.0, -126.0, 1.0]),
@@ -309,7 +312,7 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
     for op in OPS.values():
         by_step[op.lowered_by].add(op.name)
         assert bool(op.numpy) is not bool(op.expand), op.name
-    assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", *FUNCTIONS}
+    assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", "weighted", *FUNCTIONS}
     assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", *OF_SEGMENTS}
 
 

@@ -9,7 +9,7 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import OPS, D, M, Value
+from lngen.ir import OPS, D, M, Value, real
 from lngen.ir.ops import Ops, each, op
 from lngen.ir.type_rules import arithmetic
 from lngen.lower import lower
@@ -25,6 +25,7 @@ def added() -> Iterator[None]:
 
     @op(
         arithmetic,
+        real.once(lambda x: real.Real(x.value / (1 + np.abs(x.value)), x.error)),  # no steeper than 1
         numpy=each(lambda x: x / (1 + np.abs(x))),
         cuda="{0} / (1.0f + fabs{f}({0}))",
         vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e.out)),),

@@ -15,7 +15,6 @@ from fake_gpu import FakeGpu
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
 from lngen.check.oracles import SLACK, excess
-from lngen.check.real import evaluate
 from lngen.compile import Compilation
 from lngen.contract import described
 from lngen.devices import default_device
@@ -24,6 +23,7 @@ from lngen.graphs import Definition, GraphBuilder
 from lngen.inspect.traffic import measure
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, numerics, parse
+from lngen.ir.evaluate import evaluate
 from lngen.lower import lower
 from lngen.lower.finish import requested_shared
 from lngen.problem import problem

@@ -77,6 +77,37 @@ def test_what_is_detached_has_to_cancel() -> None:
     of(stopped, "fwd").graph()
 
 
+def test_effects_cancel_where_only_numbers_show_it() -> None:
+    """The entropy of a softmax: the maximum is in a logarithm, in a sum of products and in its divisor."""
+
+    def entropy(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        z = x - b.reduce_max("most", x, axis=D).detach()
+        e = z.exp()
+        total = b.sum(e)
+        b.output("h", total.log() - b.sum(e * z) / total)
+
+    assert max(gradient_excess(of(entropy)).values()) < 1
+
+
+def test_a_stopped_gradient_is_zero_by_definition() -> None:
+    """A straight-through estimator; differences hold the stopped value."""
+
+    def rounded(b: GraphBuilder) -> None:
+        x, scale = b.input("x", M, D), b.input("scale", D)
+        b.output("y", scale * (x + b.stop_gradient(x.rint() - x)))
+
+    spec = of(rounded)
+    assert "%stopped_rint_x_minus_x" in str(spec.forward())
+    assert " = stop_gradient %" in str(spec.forward())
+    dy = np.ones((2, 5), "f4")
+    x = np.linspace(-2, 2, 10, dtype="f4").reshape(2, 5)
+    found = interpret(spec.graph(), {"dy": dy, "x": x, "scale": np.full(5, 3, "f4")})
+    assert (found["dx"] == 3).all()
+    np.testing.assert_array_equal(found["dscale"], np.rint(x).sum(0))
+    assert max(gradient_excess(spec).values()) < 1
+
+
 def test_a_detached_statistic_has_no_cotangent() -> None:
     def kept(b: GraphBuilder) -> None:
         x = b.input("x", M, D)

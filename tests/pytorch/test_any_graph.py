@@ -1,5 +1,6 @@
 """If these fail, a graph of a program's own, or one with all its options, is not a function of tensors."""
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -103,6 +104,17 @@ def test_cross_entropy_with_probabilities() -> None:
     loss = lngen.torch.function("cross_entropy")(x, target)
     expected = F.cross_entropy(x.flatten(0, 1), target.flatten(0, 1), reduction="none").reshape(2, 3)
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_masked_class_adds_nothing_to_a_cross_entropy() -> None:
+    """0 log 0 is 0, as F.cross_entropy has it for an index."""
+    x = torch.tensor([[-math.inf, 0.0, 2.0], [1.0, -math.inf, 0.5]], requires_grad=True)
+    index = torch.tensor([2, 0])
+    loss = lngen.torch.function("cross_entropy")(x, F.one_hot(index, 3).float())
+    expected = F.cross_entropy(x, index, reduction="none")
+    torch.testing.assert_close(loss, expected)
+    gradients = [torch.autograd.grad(of.sum(), x)[0] for of in (loss, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), [

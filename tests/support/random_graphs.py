@@ -36,8 +36,8 @@ MOST_WORK = 3000
 FUNCTIONS = tuple(ULPS)
 PLAIN = (
     "add", "sub", "mul", "mul", "div", "quotient", "neg", "fma", "maximum", "relu", "select_eq", "select_gt",
-    "root", "rroot", "sqrt", "minimum", "abs", "rint", "detach", "clamp", "where_gt", "function", "function",
-    "function",
+    "root", "rroot", "sqrt", "minimum", "abs", "rint", "detach", "stop_gradient", "weighted", "clamp",
+    "where_gt", "function", "function", "function",
 )  # fmt: skip
 RARE = ("copysign", "rsqrt", "const", "const", "size", "cast", "cast", "expand", "ties")
 FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
@@ -240,12 +240,12 @@ class _Kitchen:
                 return b.clamp("clamped", x, low=low, high=high)
             case "where_gt":
                 return b.where_gt("chosen", x, y, z, x)
-            case "add" | "sub" | "mul" | "div" | "maximum" | "minimum":
+            case "add" | "sub" | "mul" | "div" | "maximum" | "minimum" | "weighted":
                 return b.emit(s.op, s.op, (x, y))
             case "detach":  # what is detached has to cancel
                 kept = b.detach("kept", y)
                 return b.sub("less", b.add("more", x, kept), kept)
-            case "neg" | "sqrt" | "rsqrt" | "relu" | "abs" | "rint":
+            case "neg" | "sqrt" | "rsqrt" | "relu" | "abs" | "rint" | "stop_gradient":
                 return b.emit(s.op, s.op, (x,))
             case "select_eq" | "select_gt":
                 return b.emit(s.op, "chosen", (x, y, z))

@@ -10,7 +10,7 @@ import numpy as np
 
 from lngen.check.conform.implementations import FailedError, Found, Ran, Target, clone
 from lngen.check.differences import real_results
-from lngen.check.inputs import differing, draw, positive_inputs
+from lngen.check.inputs import differing, draw
 from lngen.check.oracles import NORMS, SLACK, Expected, NormName, closed_form, excess
 from lngen.errors import SpecError
 from lngen.interpret import interpret
@@ -252,7 +252,7 @@ class GraphSuite(Calls):
         self.rowwise = tuple(n for n in (*outputs, *target.gradients) if M in self.type_of(n).axes)
         self.columns = tuple(n for n in target.gradients if M not in self.type_of(n).axes)
         self.joined = not independent_rows(self.forward)
-        self.positive = positive_inputs(spec)
+        self.positive = spec.positive_inputs()
         self.weights = tuple(n for n in self._given if self.type_of(n).axes == (D,) and n not in self.positive)
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
