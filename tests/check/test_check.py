@@ -300,7 +300,7 @@ def test_the_norm_is_made_as_a_user_makes_it(monkeypatch: pytest.MonkeyPatch, di
 
     monkeypatch.setattr("lngen.runtime.norm.Rebuilt.of", fails)
     with pytest.raises(ZeroDivisionError):
-        list(check.check_spec(parse_spec(f"rmsnorm.{direction}:d=8"), on="interpreter", rows=(1,)))
+        list(check.check_spec(parse_spec(f"rmsnorm.{direction}:d=8,save=y"), on="interpreter", rows=(1,)))
 
 
 def test_a_forward_without_a_backward_is_checked() -> None:
