@@ -77,13 +77,18 @@ def check_spec(
     ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
     on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
     executed on NumPy, with every access checked. A spec with ``eps=run`` has its bits compared for several eps, but the
-    default for the most rows alone. MissingError for ``on=gpu`` without a GPU; also the
-    errors of ``lngen.compile``, which makes the norm first.
+    default for the most rows alone. A graph that no kernels compute is refused; with ``on=interpreter`` that is a
+    warning, and the mathematics alone is checked. MissingError for ``on=gpu`` without a GPU; also the errors of
+    ``lngen.compile``, which makes the norm first.
     """
     compilation = compilation_of(spec)
     gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
+    if on == "interpreter":
+        compilation.warn()
+    else:
+        compilation.check()
     if spec.direction == "bwd":
         yield formulas(spec)
     wanted: list[tuple[int, str, dict[str, Array], dict[str, Array]]] = []
@@ -92,6 +97,8 @@ def check_spec(
         wanted.append((m, f"eps={eps:g}: " if spec.eps == RUN else "", inputs, interpret(compilation.graph, inputs)))
         if m and eps == spec.eps_or_default:
             yield mathematics(spec, m, *wanted[-1][2:])
+    if compilation.refusal:
+        return
     target = device_arch(0) if gpu else arch
     chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
@@ -114,7 +121,7 @@ def _calls(spec: Spec, rows: Sequence[int]) -> list[tuple[int, float]]:
 def compilation_of(spec: Spec) -> Compilation:
     """That of the norm which ``lngen.compile`` makes, with its errors; a forward may lack a backward."""
     try:
-        norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {})
+        norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {}, kernels=False)
     except LngenError:
         if spec.direction == "bwd":
             raise

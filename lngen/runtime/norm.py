@@ -54,8 +54,8 @@ def compile(
     options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, strides, and those of the
               graph, such as gamma and beta (``lngen list``); with ``eps="run"`` every call of forward gives eps
 
-    SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
-    that cannot be read.
+    SpecError for a wrong option, LowerError for a graph that no kernels compute, ScheduleError (at first use) for an
+    illegal schedule, LngenError for a lock file that cannot be read.
     """
     definition = definition_of(graph)
     backward: dict[str, Any] = {key: options.pop(key) for key in BACKWARD_KEYS if key in options}
@@ -139,6 +139,7 @@ class Norm:
     """A forward and a backward kernel set for one spec. It can be copied and pickled, whatever describes its graph.
 
     The backward is derived when it is first asked for, or at once if forward saves a result from which it rebuilds x.
+    LowerError, then too, for a graph that no kernels compute; without ``kernels`` only the interpreter has to.
     """
 
     def __init__(
@@ -148,15 +149,13 @@ class Norm:
         schedules: Mapping[str, str],
         lock: Lock | None = None,
         overlap: bool = False,
+        kernels: bool = True,
     ) -> None:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
-        self._made_from = forward, backward, dict(schedules), lock, overlap
-        self._forward = call_of(forward, schedules.get("fwd", ""), lock, overlap)
-        self._call_of: Callable[[Spec], Call] = partial(
-            call_of, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap
-        )
+        self._made_from = forward, backward, dict(schedules), lock, overlap, kernels
+        self._forward = self._made(forward)
         self._primary = len(forward.definition.outputs(forward.options))
         self._backward_spec = backward
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
@@ -283,7 +282,7 @@ class Norm:
                ``out``, which have to be there.
 
         ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved. The first
-        call derives the backward: DerivativeError for a graph that has none.
+        call derives the backward: DerivativeError for a graph that has none, LowerError if no kernels compute it.
         """
         if not isinstance(saved, Saved):
             raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
@@ -320,8 +319,15 @@ class Norm:
             if cotangents not in self._backwards:
                 of = tuple(name.removeprefix("d") for name in cotangents)
                 spec = self._backward_spec if cotangents == self._cotangents else replace(self._backward_spec, of=of)
-                self._backwards[cotangents] = self._call_of(spec)
+                self._backwards[cotangents] = self._made(spec)
             return self._backwards[cotangents]
+
+    def _made(self, spec: Spec) -> Call:
+        _, _, schedules, lock, overlap, kernels = self._made_from
+        made = call_of(spec, schedules.get(spec.direction, ""), lock, overlap)
+        if kernels:
+            made.compilation.check()
+        return made
 
     def _call(self, direction: str) -> Call:
         return self._forward if _checked(direction) == "fwd" else self._backward

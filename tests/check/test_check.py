@@ -18,7 +18,7 @@ from lngen.check.oracles import closed_form
 from lngen.check.real import MEANINGS, Real, evaluate
 from lngen.check.spec_checks import executed
 from lngen.compile import Compilation, KernelSet
-from lngen.errors import MissingError, VerifyError
+from lngen.errors import LowerError, MissingError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
@@ -314,6 +314,21 @@ def test_a_forward_without_a_backward_is_checked() -> None:
     assert all(r.ok for r in check.check_spec(spec, on="interpreter", rows=(1,)))
     with pytest.raises(VerifyError):
         list(check.check_spec(spec.with_direction("bwd"), on="interpreter", rows=(1,)))
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_of_a_graph_without_kernels_the_interpreter_checks_the_mathematics(direction: str) -> None:
+    def scaled_by_a_sum(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) * b.sum(b.input("gamma", D)))
+
+    spec = make_spec(Definition("own", scaled_by_a_sum), direction, {"d": 8})
+    why = f"^graph @own_{direction}: '%sum_gamma' reduces over D a value that has no rows, and rows depend on it; pass"
+    with pytest.warns(UserWarning, match=why):
+        found = list(check.check_spec(spec, on="interpreter", rows=(3,)))
+    assert [r.what for r in found] == ["differences"] * (direction == "bwd") + ["float64"]
+    assert all(r.ok for r in found)
+    with pytest.raises(LowerError, match=why):
+        next(check.check_spec(spec, on="ptx", rows=(3,)))
 
 
 def test_only_the_default_schedule_must_not_spill() -> None:

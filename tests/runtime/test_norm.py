@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import lngen.runtime as runtime
-from lngen.errors import ArrayError, DerivativeError, ScheduleError, SpecError, VerifyError
+from lngen.errors import ArrayError, DerivativeError, LowerError, ScheduleError, SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F16, D, M
@@ -110,7 +110,12 @@ def constant(b: GraphBuilder) -> None:
     b.output("y", b.input("x", M, D, differentiable=False) * 2.0)
 
 
+def widest(b: GraphBuilder) -> None:
+    b.output("most", b.reduce_max("widest", b.input("x", M, D), axis=M))
+
+
 @pytest.mark.parametrize(("describe", "why"), [
+    (widest, "graph @widest_bwd: the row result '%dx' depends on a maximum over rows; that takes two graphs"),
     (detached, "'mean_x' is detached, but its effects on 'y' do not cancel"),
     (taken, "the gradient of 'x' is expected to be called 'dx', but another value is"),
     (constant, "graph @constant_fwd: no input has a gradient, so that there is no backward."),
@@ -127,7 +132,7 @@ def test_a_graph_without_a_backward_compiles_and_says_so_when_backward_is_asked_
     assert norm.warmup(rows=7) is norm
     assert loaded == [7]
     for ask in (lambda: norm.backward(y, saved), lambda: norm.source("bwd"), lambda: norm.compilation("bwd")):
-        with pytest.raises((DerivativeError, VerifyError), match=re.escape(why)):
+        with pytest.raises((DerivativeError, LowerError, VerifyError), match=re.escape(why)):
             ask()
 
 
