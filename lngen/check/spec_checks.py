@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from lngen.check.differences import ROWS, gradient_excess, result_excess
+from lngen.check.differences import HELD, ROWS, compared, gradient_excess, real_results, without_bound
 from lngen.check.inputs import (
     POISON,
     distances,
@@ -38,8 +38,8 @@ from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
 
 UNDEFINED = (
-    "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some inputs have to be positive, "
-    "declare them: b.input(name, ..., positive=True)"
+    "; inf, nan: a result is no number for the inputs drawn; if some inputs have to be positive, declare them: "
+    "b.input(name, ..., positive=True)"
 )
 
 
@@ -201,15 +201,16 @@ def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Map
 
     For layernorm and rmsnorm the oracle is a closed form, which shares nothing with the IR. For any other graph, and
     for options that the closed form lacks, it is the graph itself without its roundings, and for its gradients the
-    differences of that.
+    differences of that. Numbers of such a graph that have no error bound are skipped, and the detail says how many.
     """
     norm = next((n for n in NORMS if spec.builtin and n == spec.definition.name), None)
     if norm is not None and has_closed_form(spec):
-        excess = closed_form_excess(norm, spec, inputs, results)
-    else:
-        excess = result_excess(spec, inputs, results)
-    what = "oracle" if norm is not None and has_closed_form(spec) else "float64"
-    return _judged(spec, rows, what, excess)
+        return _judged(spec, rows, "oracle", closed_form_excess(norm, spec, inputs, results))
+    wanted = real_results(spec, inputs)
+    lost = {name: int(without_bound(wanted[name]).sum()) for name in results}
+    said = [f"{lost[name]} of {results[name].size} numbers of {name}" for name in results if lost[name]]
+    notes = [f"no bound, skipped: {', '.join(said)}"] if said else []
+    return _judged(spec, rows, "float64", compared(wanted, results), notes)
 
 
 def has_closed_form(spec: Spec) -> bool:
@@ -221,13 +222,16 @@ def has_closed_form(spec: Spec) -> bool:
 
 def formulas(spec: Spec) -> Result:
     """The gradients' formulas of a backward against differences of the forward."""
-    return _judged(spec, ROWS, "differences", gradient_excess(spec))
+    held = {e.op for e in spec.forward().eqns if e.op in HELD}
+    notes = [f"held at its numbers, between which it jumps: {op}" for op in HELD if op in held]
+    return _judged(spec, ROWS, "differences", gradient_excess(spec), notes)
 
 
-def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float]) -> Result:
-    detail = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
+def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float], notes: Sequence[str] = ()) -> Result:
+    listed = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
     positive = positive_inputs(spec)
-    detail += f"; drawn positive: {', '.join(positive)}" if positive else ""
+    drawn = [f"drawn positive: {', '.join(positive)}"] if positive else []
+    detail = "; ".join([listed, *notes, *drawn])
     detail += "" if all(map(isfinite, excess.values())) else UNDEFINED
     return Result(str(spec), "", rows, what, all(value <= 1 for value in excess.values()), detail)
 

@@ -267,8 +267,38 @@ def test_a_result_that_is_no_number_fails_and_says_what_to_declare() -> None:
     spec = make_spec(Definition("own", undefined), "bwd", {"d": 37})
     found = check.formulas(spec)
     assert not found.ok, "also where a number comes first"
-    assert "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some" in found.detail
-    assert found.detail.endswith("inputs have to be positive, declare them: b.input(name, ..., positive=True)")
+    assert "; inf, nan: a result is no number for the inputs drawn; if some inputs" in found.detail
+    assert found.detail.endswith(" have to be positive, declare them: b.input(name, ..., positive=True)")
+
+
+def test_numbers_without_a_bound_are_skipped_and_said() -> None:
+    """The sum of a centred row is 0 within its error: a quotient by it may be any number."""
+
+    def divided(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x / b.sum(x - b.mean(x)))
+        b.output("z", x * 2.0)
+
+    spec = make_spec(Definition("own", divided), "fwd", {"d": 37})
+    inputs = random_inputs(spec, 3)
+    results = interpret(spec.graph(), inputs)
+    found = check.mathematics(spec, 3, inputs, results)
+    assert (found.ok, found.detail) == (True, "error / bound: y 0, z 0; no bound, skipped: 111 of 111 numbers of y")
+    assert not check.mathematics(spec, 3, inputs, results | {"z": -results["z"]}).ok
+
+
+def test_a_rounding_keeps_its_number_in_differences() -> None:
+    """The scale of a quantiser moves every element of its row over a jump of rint."""
+
+    def quantised(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        scale = b.reduce_max("most", abs(x), axis=D) / 127.0
+        b.output("y", (x / scale).rint() * scale)
+
+    spec = make_spec(Definition("own", quantised), "bwd", {"d": 4096})
+    found = check.formulas(spec)
+    assert found.ok, found.detail
+    assert found.detail.endswith("; held at its numbers, between which it jumps: rint")
 
 
 def test_every_op_has_a_meaning_in_real_numbers() -> None:
