@@ -14,6 +14,7 @@ The function ``lngen.compile`` is that of lngen.runtime.norm; this module is for
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import product
@@ -23,8 +24,8 @@ from lngen.devices import DEFAULT_ARCH, Device, oldest_first
 from lngen.emit import emit
 from lngen.errors import LowerError, MissingError, ScheduleError
 from lngen.headers import bundled
-from lngen.ir import Graph
-from lngen.lower import Plan, lower
+from lngen.ir import Graph, S
+from lngen.lower import Plan, lower, structure
 from lngen.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule, problem
 from lngen.schedule import attempts, known_clean
 from lngen.spec import Spec
@@ -109,6 +110,30 @@ class Compilation:
     def problem(self) -> Problem:
         """The facts about the graph; LowerError for an order of sums that no kernel has."""
         return problem(self.graph, self.spec.d, self.spec.strides)
+
+    @cached_property
+    def refusal(self) -> LowerError | None:
+        """Why no schedule has kernels for the graph, which the interpreter may compute all the same; None if one has.
+
+        Nothing is lowered but a graph with column sums and values along S: the first schedule decides whether it can.
+        """
+        try:
+            parts, _ = structure(self.graph)
+            if parts.sums and any(S in e.out.type.axes for e in self.graph.eqns):
+                self.kernels(next(attempts(self.problem, (DEFAULT_ARCH,))))
+        except LowerError as error:
+            return error
+        return None
+
+    def check(self) -> None:
+        """LowerError if no schedule has kernels for the graph."""
+        if self.refusal:
+            raise self.refusal
+
+    def warn(self) -> None:
+        """Warn if no schedule has kernels for the graph; for callers who compute it without kernels."""
+        if self.refusal:
+            warnings.warn(str(self.refusal), stacklevel=3)
 
     def schedule(
         self,

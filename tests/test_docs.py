@@ -19,6 +19,7 @@ from lngen.graphs import GraphBuilder
 from lngen.ir import Value
 from lngen.problem import Schedule
 from lngen.problem.schedule import FORMS
+from lngen.spec.parse import MAX_D
 
 ROOT = Path(__file__).resolve().parent.parent
 TOPICS = (
@@ -160,6 +161,12 @@ def test_the_reference_has_every_key_of_a_schedule() -> None:
     assert named == [f.name for f in fields(Schedule)]
     (forms,) = re.findall(r"^\| `form` \| .*: (.*) \|$", table, re.MULTILINE)
     assert re.findall(r"`(\w+)`", forms) == [*FORMS]
+
+
+def test_the_largest_row_is_in_the_pages_on_specs_and_graphs() -> None:
+    assert MAX_D == 2**30
+    assert "| `d` | features per row, 1 to 2^30, required |" in TEXTS["docs/reference"]
+    assert "any D up to 2^30" in TEXTS["docs/family"]
 
 
 def test_what_does_not_exist_is_seen() -> None:

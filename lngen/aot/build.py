@@ -129,17 +129,13 @@ def build(
     executor  runs the compilations, by default threads; the bytes are the same
 
     Everything is compiled before the first file is written. LngenError, SpecError, ScheduleError for a wrong request,
-    MissingError without a compiler; then the folder has not changed.
+    LowerError for a graph that no kernels compute, MissingError without a compiler; then the folder has not changed.
     """
     place, default = _layout(layout, Path(out))
     kinds = _kinds(default if emit is None else emit)
     request = Request.of(arch, rows, schedule, lock, device)
-    wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
-    wanted += [(Compilation(parse_spec(text)), request.with_rows(seen)) for text, seen in workload.specs]
-    if not wanted:
-        why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
-        raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
+    wanted = _wanted(specs, workload, request)
     request.check(kinds)
     c_library.check(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
     if layout == HUB:
@@ -154,6 +150,18 @@ def build(
     written, replaced = hub.put(Path(out), new, files) if layout == HUB else put(Path(out), new, files, library)
     notes = dict.fromkeys([*workload.notes, *(n for c, asked in wanted for n in asked.notes(c)), *_skipped(workload)])
     return Built(Path(out), new, tuple(written), tuple(replaced), tuple(notes))
+
+
+def _wanted(specs: Iterable[str | Spec], workload: Workload, request: Request) -> list[tuple[Compilation, Request]]:
+    """What is built, each with its rows; LngenError for nothing, LowerError for a graph that no kernels compute."""
+    wanted = [(Compilation(s if isinstance(s, Spec) else parse_spec(s)), request) for s in specs]
+    wanted += [(Compilation(parse_spec(text)), request.with_rows(seen)) for text, seen in workload.specs]
+    if not wanted:
+        why = f" The trace has none: {workload.skipped[0]}" if workload.skipped else ""
+        raise LngenError(f"a build is expected to have one spec at least, got none; name one.{why}")
+    for compilation, _ in wanted:
+        compilation.check()
+    return wanted
 
 
 def _skipped(workload: Workload) -> Iterator[str]:

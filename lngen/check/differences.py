@@ -27,6 +27,11 @@ STEP = 1e-3  # for inputs that may be far from zero; FINE for inputs near zero, 
 FINE = 1e-5
 ALLOWED = 1e-7
 ROUNDING = 2.0**-50  # a few roundings of each result in a difference
+# Ops that keep their numbers in differences, and why.
+HELD = {"rint": "between which it jumps", "stop_gradient": "whose effects the graph stops"}
+    "rint": "between which it jumps",
+    "stop_gradient": "whose effects the graph stops",
+}  # ops that keep their numbers
 KINK = 4.0  # times the disagreement of two steps, which is large where a maximum changes sides between them
 
 
@@ -39,17 +44,31 @@ def result_excess(spec: Spec, inputs: Mapping[str, Array], results: Mapping[str,
     """For each result its largest distance from float64, in units of the rounding that is allowed.
 
     A forward is compared with the graph as described, before any pass; a backward with its own graph, because
-    ``gradient_excess`` checks its formulas. The values it takes from forward count as exact.
+    ``gradient_excess`` checks its formulas. The values it takes from forward count as exact. Numbers without a bound,
+    such as quotients whose divisor may be zero, are not compared.
     """
-    wanted = real_results(spec, inputs)
-    return {name: excess(got, wanted[name].value, SLACK * wanted[name].error) for name, got in results.items()}
+    return compared(real_results(spec, inputs), results)
+
+
+def compared(wanted: Mapping[str, Real], results: Mapping[str, Array]) -> dict[str, float]:
+    """The same for the real numbers that are ``wanted``."""
+    known = {name: ~without_bound(wanted[name]) for name in results}
+    return {
+        name: excess(got[known[name]], wanted[name].value[known[name]], SLACK * wanted[name].error[known[name]])
+        for name, got in results.items()
+    }
+
+
+def without_bound(real: Real) -> Array:
+    """True for the numbers that have no error bound."""
+    return np.isfinite(real.value) & ~np.isfinite(real.error)
 
 
 def gradient_excess(spec: Spec) -> dict[str, float]:
     """For each gradient its error along random directions, relative to its size, in units of 1e-7; all in float64.
 
     A cotangent that the backward does not take is included: its part of every gradient must be zero. Arrays to which
-    gradients are added are zeros.
+    gradients are added are zeros. Values of ``HELD`` keep their number in the differences, as their derivative is 0.
     """
     spec = replace(spec, d=min(spec.d, FEATURES)) if spec.d > LONGEST else spec
     forward, backward = spec.with_direction("fwd").forward(), _formulas(spec)
@@ -67,10 +86,12 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     gradients |= {name: gradients[same] for name, same in backward.shared.items()}
     cotangents = np.concatenate([given[f"d{name}"].ravel() for name in spec.differentiated])
 
-    fixed, held = _stopped(forward, primals)
+    held = tuple(e.out for e in forward.eqns if e.op in HELD)
+    numbers = {name: real.value for name, real in evaluate(replace(forward, results=held), primals).items()}
+    smooth = replace(forward, params=(*forward.params, *held), eqns=tuple(e for e in forward.eqns if e.out not in held))
 
     def function(**at: Array) -> Array:
-        results = evaluate(fixed, at | held)
+        results = evaluate(smooth, at | numbers)
         return np.concatenate([results[name].value.ravel() for name in spec.differentiated])
 
     found = {}
@@ -79,14 +100,6 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
         # A graph whose results are all 0 has nothing to divide by, and no error.
         found[result] = one.error and one.error / (ALLOWED * one.size + one.doubt)
     return found
-
-
-def _stopped(forward: Graph, primals: Mapping[str, Array]) -> tuple[Graph, dict[str, Array]]:
-    """The forward with every value whose gradient is stopped as an input, and these values at ``primals``."""
-    stops = [e.out for e in forward.eqns if e.op == "stop_gradient"]
-    held = evaluate(replace(forward, results=tuple(stops)), primals)
-    kept = tuple(e for e in forward.eqns if e.out not in stops)
-    return replace(forward, params=(*forward.params, *stops), eqns=kept), {n: r.value for n, r in held.items()}
 
 
 def _formulas(spec: Spec) -> Graph:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 
-from lngen.check.differences import ROWS, gradient_excess, result_excess
+from lngen.check.differences import HELD, ROWS, compared, gradient_excess, real_results, without_bound
 from lngen.check.inputs import (
     POISON,
     distances,
@@ -37,8 +37,8 @@ from lngen.spec import SAVES, Spec
 from lngen.toolchain import Binary
 
 UNDEFINED = (
-    "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some inputs have to be positive, "
-    "declare them: b.input(name, ..., positive=True)"
+    "; inf, nan: a result is no number for the inputs drawn; if some inputs have to be positive, declare them: "
+    "b.input(name, ..., positive=True)"
 )
 
 
@@ -76,13 +76,18 @@ def check_spec(
     ``arch`` (a GPU's own if there is one); the default must not spill. With a GPU (``on`` gpu or auto) each is launched
     on poisoned outputs and its bits are compared with the interpreter's; without one (``on`` ptx or auto) its PTX is
     executed on NumPy, with every access checked. A spec with ``eps=run`` has its bits compared for several eps, but the
-    default for the most rows alone. MissingError for ``on=gpu`` without a GPU; also the
-    errors of ``lngen.compile``, which makes the norm first.
+    default for the most rows alone. A graph that no kernels compute is refused; with ``on=interpreter`` that is a
+    warning, and the mathematics alone is checked. MissingError for ``on=gpu`` without a GPU; also the errors of
+    ``lngen.compile``, which makes the norm first.
     """
     compilation = compilation_of(spec)
     gpu = on in ("auto", "gpu") and device_count() > 0
     if on == "gpu" and not gpu:
         raise MissingError("on=gpu expects a GPU, none was found; use --on interpreter, or run `lngen doctor`.")
+    if on == "interpreter":
+        compilation.warn()
+    else:
+        compilation.check()
     if spec.direction == "bwd":
         yield formulas(spec)
     wanted: list[tuple[int, str, dict[str, Array], dict[str, Array]]] = []
@@ -91,6 +96,8 @@ def check_spec(
         wanted.append((m, f"eps={eps:g}: " if spec.eps == RUN else "", inputs, interpret(compilation.graph, inputs)))
         if m and eps == spec.eps_or_default:
             yield mathematics(spec, m, *wanted[-1][2:])
+    if compilation.refusal:
+        return
     target = device_arch(0) if gpu else arch
     chosen = [compilation.schedule(target), *others(compilation, schedules - 1, target)]
     for number, schedule in enumerate(dict.fromkeys(chosen)):
@@ -113,7 +120,7 @@ def _calls(spec: Spec, rows: Sequence[int]) -> list[tuple[int, float]]:
 def compilation_of(spec: Spec) -> Compilation:
     """That of the norm which ``lngen.compile`` makes, with its errors; a forward may lack a backward."""
     try:
-        norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {})
+        norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {}, kernels=False)
     except LngenError:
         if spec.direction == "bwd":
             raise
@@ -193,15 +200,16 @@ def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Map
 
     For layernorm and rmsnorm the oracle is a closed form, which shares nothing with the IR. For any other graph, and
     for options that the closed form lacks, it is the graph itself without its roundings, and for its gradients the
-    differences of that.
+    differences of that. Numbers of such a graph that have no error bound are skipped, and the detail says how many.
     """
     norm = next((n for n in NORMS if spec.builtin and n == spec.definition.name), None)
     if norm is not None and has_closed_form(spec):
-        excess = closed_form_excess(norm, spec, inputs, results)
-    else:
-        excess = result_excess(spec, inputs, results)
-    what = "oracle" if norm is not None and has_closed_form(spec) else "float64"
-    return _judged(spec, rows, what, excess)
+        return _judged(spec, rows, "oracle", closed_form_excess(norm, spec, inputs, results))
+    wanted = real_results(spec, inputs)
+    lost = {name: int(without_bound(wanted[name]).sum()) for name in results}
+    said = [f"{lost[name]} of {results[name].size} numbers of {name}" for name in results if lost[name]]
+    notes = [f"no bound, skipped: {', '.join(said)}"] if said else []
+    return _judged(spec, rows, "float64", compared(wanted, results), notes)
 
 
 def has_closed_form(spec: Spec) -> bool:
@@ -213,13 +221,16 @@ def has_closed_form(spec: Spec) -> bool:
 
 def formulas(spec: Spec) -> Result:
     """The gradients' formulas of a backward against differences of the forward."""
-    return _judged(spec, ROWS, "differences", gradient_excess(spec))
+    held = {e.op for e in spec.forward().eqns if e.op in HELD}
+    notes = [f"held at its numbers, {why}: {op}" for op, why in HELD.items() if op in held]
+    return _judged(spec, ROWS, "differences", gradient_excess(spec), notes)
 
 
-def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float]) -> Result:
-    detail = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
+def _judged(spec: Spec, rows: int, what: str, excess: Mapping[str, float], notes: Sequence[str] = ()) -> Result:
+    listed = "error / bound: " + ", ".join(f"{name} {value:.2g}" for name, value in excess.items())
     positive = spec.positive_inputs()
-    detail += f"; drawn positive: {', '.join(positive)}" if positive else ""
+    drawn = [f"drawn positive: {', '.join(positive)}"] if positive else []
+    detail = "; ".join([listed, *notes, *drawn])
     detail += "" if all(map(isfinite, excess.values())) else UNDEFINED
     return Result(str(spec), "", rows, what, all(value <= 1 for value in excess.values()), detail)
 

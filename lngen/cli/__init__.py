@@ -6,6 +6,7 @@ in lngen itself, 130 Ctrl-C, 141 the reader of the output is gone.
 
 import contextlib
 import sys
+import warnings
 from importlib import import_module
 from typing import Any
 
@@ -97,6 +98,7 @@ def cli() -> None:
 def main() -> None:
     """The command line as a process, which ends with the exit code."""
     open_streams()
+    warnings.showwarning = _warned
     try:
         code = cli.main(prog_name="lngen", standalone_mode=False)
     except click.ClickException as error:
@@ -110,3 +112,9 @@ def main() -> None:
     except OSError as error:  # from click itself, which prints help and version
         code = failed(OutputError(error))
     sys.exit(close_streams(code or 0))
+
+
+def _warned(message: Warning | str, *_: Any, **__: Any) -> None:
+    from lngen.cli.output import note
+
+    note(f"warning: {message}")

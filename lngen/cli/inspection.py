@@ -12,8 +12,8 @@ import click
 from lngen.cli.output import AnyPath, Output, note, output_options, stage_options, table_text
 from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
 from lngen.compile import Compilation, KernelSet, spill_text
-from lngen.errors import LngenError, MissingError
-from lngen.graphs import GRAPHS, Chosen, Definition, Options
+from lngen.errors import LngenError, MissingError, SpecError, VerifyError
+from lngen.graphs import GRAPHS, Chosen, Definition, Option, Options
 from lngen.ir import ORDERS, DType, Value
 from lngen.lower import Plan
 from lngen.problem import check_arch, parse_schedule
@@ -57,13 +57,16 @@ def _described(definition: Definition) -> dict[str, Any]:
     declared = definition.builder(_OPTIONS).declared
     everything = tuple((n, True) for n, option in declared.items() if isinstance(option.default, bool))
     built = definition.builder(replace(_OPTIONS, chosen=everything))
-    dtypes = " ".join(t.value for t in DType)
+    dtypes = _dtypes(definition, declared)
+    compute = "compute" if DType.F64.value in dtypes else DType.F32.value
     results = [v.name for v in built.results]
+    moved = definition.builder(replace(_OPTIONS, chosen=everything, out=DType.BF16)).results
+    by_out = [v.name for v, other in zip(built.results, moved, strict=True) if v.type.dtype is not other.type.dtype]
     keys = {
         "d": ("required", "features per row"),
         "dtype": ("f32", f"of inputs and gradients with rows: {dtypes}"),
         "weight": ("dtype", "dtype of inputs without rows"),
-        "out": ("dtype", f"dtype of {', '.join(results)}"),
+        **({"out": ("dtype", f"dtype of {', '.join(by_out)}")} if by_out else {}),
         **{n: (_text_of(o.default), f"{o.about}: {o.values}") for n, o in declared.items()},
         **({"eps": ("1e-05", _EPS)} if built.takes_eps else {}),
         "save": ("stats", f"what forward saves for backward: {' '.join(SAVES)}, or names of results"),
@@ -88,10 +91,30 @@ def _described(definition: Definition) -> dict[str, Any]:
             }
             for p in built.params
         ],
-        "outputs": [{"name": v.name, "type": _type(v, "out")} for v in built.results],
-        "statistics": [{"name": v.name, "type": _type(v, "compute")} for v in built.statistics],
+        "outputs": [
+            {"name": v.name, "type": _type(v, "out" if v.name in by_out else _ROLES.get(v.type.dtype, compute))}
+            for v in built.results
+        ],
+        "statistics": [{"name": v.name, "type": _type(v, compute)} for v in built.statistics],
         "keys": [{"key": k, "default": default, "meaning": text} for k, (default, text) in keys.items()],
     }
+
+
+def _dtypes(definition: Definition, declared: Mapping[str, Option]) -> str:
+    """The dtypes that the graph takes, with the options that one of them needs: functions are in f32 alone."""
+
+    def takes(dtype: DType, *chosen: tuple[str, Chosen]) -> bool:
+        try:
+            definition.builder(Options(dtype, dtype, dtype, chosen=chosen))
+        except (SpecError, VerifyError):
+            return False
+        return True
+
+    words = " ".join(t.value for t in DType if takes(t))
+    for t in DType:
+        needed = [f"{n}={word}" for n, o in declared.items() for word in o.choices if takes(t, (n, word))]
+        words += f", {t.value} with {' or '.join(needed)}" if needed and not takes(t) else ""
+    return words
 
 
 def _text_of(value: Chosen) -> str:

@@ -84,6 +84,7 @@ def run_command(
     else:
         if schedule:
             compilation.changed(schedule, DEFAULT_ARCH)  # an illegal schedule is refused here as well
+        compilation.warn()
         results = interpret(graph, arrays)
     write_all({targets[r.name]: as_file(r, results[r.name], leading) for r in graph.results if r.name in targets})
 

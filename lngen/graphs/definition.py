@@ -13,7 +13,7 @@ from typing import Any
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.graphs.graph_builder import GraphBuilder, Options
-from lngen.ir import RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
+from lngen.ir import OPS, RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
 from lngen.user_input import failure, imported, is_function, line_of
@@ -300,6 +300,7 @@ def _from_module(name: str) -> Definition:
 # ---- what to write instead of what values and builders lack ----
 
 MOST = 3  # names in a hint
+_SHAPES = ("reshape", "view", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "T", "broadcast_to", "repeat")
 _OPERATORS = (
     "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
     "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
@@ -312,14 +313,21 @@ _NO_NUMBER = "; with eps=run options.eps is no number: write b.eps(), or b.from_
 def hint(error: BaseException) -> str:
     """The end of a message about ``error``: the nearest methods, or the operators of values."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Value | GraphBuilder):
+        if error.name in _SHAPES:
+            return f"; axes combine by name, so that no graph has a {error.name} ('lngen help graph')."
         near = _nearest(str(error.name), isinstance(error.obj, Value))
         return f"; did you mean {' or '.join(near)}?" if near else "; 'lngen help graph' lists the methods."
     return _OPERATORS if isinstance(error, TypeError) and "Value" in str(error) else "."
 
 
 def _nearest(word: str, of_value: bool) -> list[str]:
-    """The methods of values, x, and of builders, b, whose names contain ``word``, or else resemble it."""
+    """The methods of values, x, and of builders, b, whose names contain ``word``, or else resemble it.
+
+    Of a builder's methods only those that take values are meant where a value was asked.
+    """
     kinds = {"b": GraphBuilder, "x": Value} if of_value else {"x": Value, "b": GraphBuilder}
     known = {name: f"{x}.{name}" for x, kind in kinds.items() for name in dir(kind) if not name.startswith("_")}
+    if of_value:
+        known = {n: x for n, x in known.items() if hasattr(Value, n) or n in OPS or n in ("sum", "mean")}
     near = sorted((n for n in known if word in n), key=len) or difflib.get_close_matches(word, known, n=MOST)
     return [known[n] for n in near[:MOST]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lngen.graphs.graph_builder import GraphBuilder
 from lngen.ir import D, DType, M, Value
@@ -30,9 +30,14 @@ class Weights:
         beta32 = b.optional_input(f"beta{suffix}", D, default=beta)
         if one and gamma32 is None:
             b.refuse(f"1 + gamma{suffix} needs gamma{suffix}; leave gamma{suffix}=no or zero_centred=yes away.")
-        if one and gamma32 is not None:
-            gamma32 = b.add(f"scale{suffix}", b.number("one", 1.0), gamma32)
-        return cls(gamma32, beta32, rounding)
+        weights = cls(gamma32, beta32, rounding)
+        return weights.plus_one(b, suffix) if one else weights
+
+    def plus_one(self, b: GraphBuilder, suffix: str = "") -> Weights:
+        """The same with 1 + gamma for a gamma that is there."""
+        if self.gamma is None:
+            return self
+        return replace(self, gamma=b.add(f"scale{suffix}", b.number("one", 1.0), self.gamma))
 
     def apply(self, b: GraphBuilder, xhat: Value, suffix: str = "") -> Value:
         """xhat * gamma + beta, as far as they are there."""
@@ -72,8 +77,8 @@ def rmsnorm(b: GraphBuilder) -> None:
 
     ``casts`` is the order of roundings of a model whose weights were trained with it. ``once``: all in the compute
     dtype, y rounded at the end. ``llama``: xhat is rounded to x's dtype, before it is multiplied by gamma. ``t5``: the
-    same to gamma's dtype. ``gemma``: as once, with 1 + gamma. The orders of llama and gemma differ in a quarter of the
-    bf16 results of a row of 4096, by 1 or 2 units in the last place.
+    same to gamma's dtype. ``gemma``: as once, with 1 + gamma if there is a gamma. The orders of llama and gemma differ
+    in a quarter of the bf16 results of a row of 4096, by 1 or 2 units in the last place.
     """
     x32 = b.input("x", M, D)
     b.output("y", cast_weights(b).apply(b, scaled(b, x32)))
@@ -106,7 +111,8 @@ def cast_weights(b: GraphBuilder) -> Weights:
     if casts == "gemma" and one:
         b.refuse("casts=gemma multiplies by 1 + gamma already; leave zero_centred=yes away.")
     rounding = {"llama": b.options.dtype, "t5": b.options.weight}.get(casts)
-    return Weights.inputs(b, beta=False, one=one or casts == "gemma", rounding=rounding)
+    weights = Weights.inputs(b, beta=False, one=one, rounding=rounding)
+    return weights.plus_one(b) if casts == "gemma" else weights
 
 
 DTYPES = ("dtype", "f16", "bf16", "f32")
@@ -217,7 +223,7 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {**GATES, "relu": Value.relu}
 
 
 def gated_layernorm(b: GraphBuilder) -> None:
-    """y = layernorm(x) * silu(z), or with ``gate=before`` y = layernorm(x * silu(z)) (Mamba's norm_before_gate=False).
+    """y = layernorm(x) * silu(z), or with ``gate_first`` y = layernorm(x * silu(z)) (Mamba's norm_before_gate=False).
 
     ``act`` is the function of z.
     """
@@ -225,7 +231,7 @@ def gated_layernorm(b: GraphBuilder) -> None:
 
 
 def gated_rmsnorm(b: GraphBuilder) -> None:
-    """y = rmsnorm(x) * silu(z), or with ``gate=before`` y = rmsnorm(x * silu(z)); see ``gated_layernorm``."""
+    """y = rmsnorm(x) * silu(z), or with ``gate_first`` y = rmsnorm(x * silu(z)); see ``gated_layernorm``."""
     _gated(b, scaled, beta=False)
 
 
@@ -234,7 +240,7 @@ def _gated(b: GraphBuilder, normalise: Normalise, *, beta: bool) -> None:
     weights = Weights.inputs(b, beta=beta, one=zero_centred(b))
     act = str(b.option("act", "silu", tuple(GATES), "function of z"))
     gate = b.named("gate", GATES[act](z))
-    if b.option("gate", "after", ("after", "before"), "whether the gate follows the norm or precedes it") == "before":
+    if b.flag("gate_first", False, "whether the gate precedes the norm"):
         b.output("y", weights.apply(b, normalise(b, b.mul("gated", x, gate))))
     else:
         b.output("y", b.mul("gated", weights.apply(b, normalise(b, x)), gate))

@@ -39,6 +39,7 @@ from lngen.spec import Spec
 
 __all__ = [
     "NUMBERS", "Argument", "Buffer", "Extent", "Kernel", "Plan", "Statement", "lower", "number", "requested_shared",
+    "structure",
 ]  # fmt: skip
 
 
@@ -54,13 +55,20 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
     return _Lowering(spec, schedule, graph, facts).plan()
 
 
+def structure(graph: Graph) -> tuple[Split, DType]:
+    """The parts of ``graph`` and the dtype of its sums, which no schedule changes; LowerError if no kernels have them.
+
+    Only sums along S, under form=multipass, depend on the schedule besides.
+    """
+    return split(graph), accumulator(graph)
+
+
 class _Lowering:
     """One spec under one schedule."""
 
     def __init__(self, spec: Spec, schedule: Schedule, graph: Graph, facts: Problem) -> None:
         self.spec, self.schedule, self.graph, self.facts = spec, schedule, graph, facts
-        self.parts: Split = split(graph)
-        self.real = accumulator(graph)
+        self.parts, self.real = structure(graph)
         self.stem = f"{spec.slug}__{schedule.slug}"
         self.partials = {e.out: f"{e.out.name}_partials_" for e in self.parts.sums}
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH
-from lngen.errors import ArrayError, SpecError, short
+from lngen.errors import ArrayError, LngenError, SpecError, short
 from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
 from lngen.ir import ByValue, DType, Graph, bits_of, preformatted
@@ -38,7 +38,7 @@ def compile(
     overlap: bool = False,
     **options: Any,
 ) -> Norm:
-    """A norm specialised on D, dtypes and options; nothing is compiled before its first use.
+    """A norm specialised on D, dtypes and options; no backward is derived, and nothing compiled, before its first use.
 
     graph     a name (``layernorm``, ``rmsnorm``); a function that describes a forward graph, which gets its name; a
               Definition, which names any callable; a forward Graph; a file with the text of one (``my.graph``); or
@@ -54,8 +54,8 @@ def compile(
     options   the spec's keys: weight, out, eps, save, wrt, of, grad, accumulate, blocks, strides, and those of the
               graph, such as gamma and beta (``lngen list``); with ``eps="run"`` every call of forward gives eps
 
-    SpecError for a wrong option, ScheduleError (at first use) for an illegal schedule, LngenError for a lock file
-    that cannot be read.
+    SpecError for a wrong option, LowerError for a graph that no kernels compute, ScheduleError (at first use) for an
+    illegal schedule, LngenError for a lock file that cannot be read.
     """
     definition = definition_of(graph)
     backward: dict[str, Any] = {key: options.pop(key) for key in BACKWARD_KEYS if key in options}
@@ -129,8 +129,18 @@ def _count(key: str, value: Any) -> int:
     return index(value)
 
 
+def _checked(direction: str) -> str:
+    if not isinstance(direction, str) or direction not in ("fwd", "bwd"):
+        raise SpecError(f"There is no direction '{short(direction)}', expected fwd or bwd.")
+    return direction
+
+
 class Norm:
-    """A forward and a backward kernel set for one spec. It can be copied and pickled, whatever describes its graph."""
+    """A forward and a backward kernel set for one spec. It can be copied and pickled, whatever describes its graph.
+
+    The backward is derived when it is first asked for, or at once if forward saves a result from which it rebuilds x.
+    LowerError, then too, for a graph that no kernels compute; without ``kernels`` only the interpreter has to.
+    """
 
     def __init__(
         self,
@@ -139,30 +149,29 @@ class Norm:
         schedules: Mapping[str, str],
         lock: Lock | None = None,
         overlap: bool = False,
+        kernels: bool = True,
     ) -> None:
         for key in schedules:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
-        self._made_from = forward, backward, dict(schedules), lock, overlap
-        self._forward = call_of(forward, schedules.get("fwd", ""), lock, overlap)
-        self._call_of: Callable[[Spec], Call] = partial(
-            call_of, schedule=schedules.get("bwd", ""), lock=lock, overlap=overlap
-        )
-        self._backward = self._call_of(backward)
+        self._made_from = forward, backward, dict(schedules), lock, overlap, kernels
+        self._forward = self._made(forward)
         self._primary = len(forward.definition.outputs(forward.options))
+        self._backward_spec = backward
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
         self._gradients = Gradients(backward)
-        self._rebuilt = Rebuilt.of(backward)
+        self._rebuilt = Rebuilt.of(backward) if backward.definition.demanded(backward.options) else None
         self._checked: set[tuple[int, ...]] = set()  # addresses of weights on a GPU
-        self._backwards = {self._cotangents: self._backward}
+        self._backwards: dict[tuple[str, ...], Call] = {}  # by their cotangents, as far as they were asked for
         self._making = threading.Lock()
 
     def __repr__(self) -> str:
         """The specs; what was chosen so far is in the HTML."""
-        return f"<Norm {self._forward.spec}, {self._backward.spec}>"
+        return f"<Norm {self._forward.spec}, {self._backward_spec}>"
 
     def _repr_html_(self) -> str:
-        return preformatted(f"{self._forward}\n{self._backward}")
+        backward = self._backwards.get(self._cotangents, f"{self._backward_spec}\n  derived at first use")
+        return preformatted(f"{self._forward}\n{backward}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled as what it was made from; a copy loads kernels of its own at its first use."""
@@ -170,7 +179,7 @@ class Norm:
 
     def spec(self, direction: str = "fwd") -> Spec:
         """The spec of a direction, ``fwd`` or ``bwd``."""
-        return self._call(direction).spec
+        return self._backward_spec if _checked(direction) == "bwd" else self._forward.spec
 
     def compilation(self, direction: str = "fwd") -> Compilation:
         """The way from the spec of a direction to its kernels, under any schedule."""
@@ -199,11 +208,16 @@ class Norm:
     def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
         """Compile and load both directions on a GPU, so that later calls with aligned arrays do not have to.
 
-        ``rows``: about the number of rows in calls; None: any number. Few rows may have kernels of their own.
+        ``rows``: about the number of rows in calls; None: any number. Few rows may have kernels of their own. A graph
+        without a backward has its forward loaded.
         """
         device, rows = _count("device", device), None if rows is None else _count("rows", rows)
         self._forward.warm(device, rows)
-        self._backward.warm(device, rows)
+        try:
+            backward = self._backward
+        except LngenError:  # which a call of backward raises
+            return self
+        backward.warm(device, rows)
         return self
 
     def forward(self, *inputs: Any, out: Any = None, **named: Any) -> tuple[Any, Saved]:
@@ -267,7 +281,8 @@ class Norm:
                ``out`` has None for the second. Gradients in the spec's ``accumulate`` are added to their arrays in
                ``out``, which have to be there.
 
-        ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved.
+        ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved. The first
+        call derives the backward: DerivativeError for a graph that has none, LowerError if no kernels compute it.
         """
         if not isinstance(saved, Saved):
             raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
@@ -276,7 +291,7 @@ class Norm:
         given = dy if isinstance(dy, tuple | list) else (dy,)
         if len(given) != len(self._cotangents):
             raise ArrayError(
-                f"'{self._backward.spec}' takes {len(self._cotangents)} cotangents ({', '.join(self._cotangents)}), "
+                f"'{self._backward_spec}' takes {len(self._cotangents)} cotangents ({', '.join(self._cotangents)}), "
                 f"None for one that is zero, got {len(given)}."
             )
         cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
@@ -297,16 +312,26 @@ class Norm:
         """The backward for these cotangents alone; it is made once."""
         if not cotangents:
             raise ArrayError(
-                f"'{self._backward.spec}' takes at least one of {', '.join(self._cotangents)}, got None alone; all "
+                f"'{self._backward_spec}' takes at least one of {', '.join(self._cotangents)}, got None alone; all "
                 "gradients would be zero."
             )
         with self._making:
             if cotangents not in self._backwards:
-                spec = replace(self._backward.spec, of=tuple(name.removeprefix("d") for name in cotangents))
-                self._backwards[cotangents] = self._call_of(spec)
+                of = tuple(name.removeprefix("d") for name in cotangents)
+                spec = self._backward_spec if cotangents == self._cotangents else replace(self._backward_spec, of=of)
+                self._backwards[cotangents] = self._made(spec)
             return self._backwards[cotangents]
 
+    def _made(self, spec: Spec) -> Call:
+        _, _, schedules, lock, overlap, kernels = self._made_from
+        made = call_of(spec, schedules.get(spec.direction, ""), lock, overlap)
+        if kernels:
+            made.compilation.check()
+        return made
+
     def _call(self, direction: str) -> Call:
-        if not isinstance(direction, str) or direction not in ("fwd", "bwd"):
-            raise SpecError(f"There is no direction '{short(direction)}', expected fwd or bwd.")
-        return self._forward if direction == "fwd" else self._backward
+        return self._forward if _checked(direction) == "fwd" else self._backward
+
+    @property
+    def _backward(self) -> Call:
+        return self._backward_of(self._cotangents)

@@ -16,7 +16,9 @@ from lngen.user_input import decimal, whole
 
 def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...] | None:
     """The names in ``known`` that ``value`` lists, in their order; None for all."""
-    given = known if value is None else value.split("+") if isinstance(value, str) else value
+    if value is None:
+        return None
+    given = value.split("+") if isinstance(value, str) else value
     one = isinstance(given, bytes) or getattr(given, "shape", None) == ()  # an array without axes
     names = [*map(short, given if isinstance(given, Iterable) and not one else [given])]
     if not names:
@@ -63,7 +65,8 @@ def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) ->
     """SpecError: there is no ``what`` called ``got``."""
     near = difflib.get_close_matches(short(got), known, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
-    raise SpecError(f"spec '{text}': there is no {what} '{short(got)}', expected one of {', '.join(known)}{hint}")
+    expected = f"expected one of {', '.join(known)}" if known else "and the graph has none"
+    raise SpecError(f"spec '{text}': there is no {what} '{short(got)}', {expected}{hint}")
 
 
 MAX_D = 2**30

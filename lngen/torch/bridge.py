@@ -98,6 +98,7 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
         flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
     written = [t.detach() for t in out]
     if flat[0].device.type == "cpu":
+        one.call.compilation.warn()
         flat, written = [_to_numpy(t) for t in flat], [_to_numpy(t) for t in written]
     given = one.call.arrange(flat, {"eps": eps} if one.takes_eps else {})
     results, _ = one.call(given, tuple(written) or None)

@@ -32,8 +32,8 @@ LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))
 RMS_NORM = Direct("rmsnorm", LAYER[:2], ("zero_centred", "casts"))
 ADD_LAYER_NORM = Direct("add_layernorm", ("x", "residual", "gamma", "beta"), ("zero_centred", "round_sum"))
 ADD_RMS_NORM = Direct("add_rmsnorm", ("x", "residual", "gamma"), ("zero_centred", "casts", "round_sum"))
-GATED_LAYER_NORM = Direct("gated_layernorm", ("x", "z", "gamma", "beta"), ("act", "gate"))
-GATED_RMS_NORM = Direct("gated_rmsnorm", ("x", "z", "gamma"), ("act", "gate"))
+GATED_LAYER_NORM = Direct("gated_layernorm", ("x", "z", "gamma", "beta"), ("act", "gate_first"))
+GATED_RMS_NORM = Direct("gated_rmsnorm", ("x", "z", "gamma"), ("act", "gate_first"))
 LAYER_NORM_ACT = Direct("layernorm_act", LAYER, ("act",))
 RMS_NORM_ACT = Direct("rmsnorm_act", LAYER[:2], ("act",))
 DYT = Direct("dyt", ("x", "alpha", "gamma", "beta"))
@@ -131,7 +131,7 @@ def gated_layer_norm(
 
     ``act``: silu, sigmoid, gelu (erf) or gelu_tanh.
     """
-    tensors, options = (input, gate, weight, bias, None), (act, "before" if gate_first else "after")
+    tensors, options = (input, gate, weight, bias, None), (act, gate_first)
     return _norm(GATED_LAYER_NORM, normalized_shape, tensors, eps, options)[0]
 
 
@@ -146,7 +146,7 @@ def gated_rms_norm(
     gate_first: bool = False,
 ) -> Tensor:
     """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
-    tensors, options = (input, gate, weight, None), (act, "before" if gate_first else "after")
+    tensors, options = (input, gate, weight, None), (act, gate_first)
     return _norm(GATED_RMS_NORM, normalized_shape, tensors, _rms_eps(input, eps), options)[0]
 
 

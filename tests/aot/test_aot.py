@@ -19,12 +19,14 @@ from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import RULES
 from lngen.devices import described, device_for
-from lngen.errors import LngenError, ScheduleError
+from lngen.errors import LngenError, LowerError, ScheduleError
 from lngen.files import sha256
+from lngen.graphs import Definition, GraphBuilder
+from lngen.ir import D, M
 from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
 from lngen.schedule import most_bytes, ranked, workload
-from lngen.spec import parse_spec
+from lngen.spec import make_spec, parse_spec
 from packs import contents, manifest_of
 from plans import problem_of
 
@@ -183,6 +185,18 @@ def test_an_empty_list_is_one_sentence(tmp_path: Path, options: dict[str, Any], 
     with pytest.raises(LngenError) as error:
         build(options.pop("specs", [FWD]), tmp_path / "out", **options)
     assert str(error.value) == message
+
+
+def test_a_graph_without_kernels_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def centred(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x - b.mean(x, M))
+
+    monkeypatch.setattr(KernelSet, "cubin", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(LowerError, match=r"^graph @centred_fwd: the row result '%y' depends on a sum over rows; that "):
+        build([FWD, make_spec(Definition("centred", centred), "fwd", {"d": 64})], tmp_path / "out")
 
 
 def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

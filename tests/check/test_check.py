@@ -17,7 +17,7 @@ from lngen.check.inputs import POISON, forward_inputs, random_inputs, same_bits
 from lngen.check.oracles import closed_form
 from lngen.check.spec_checks import executed
 from lngen.compile import Compilation, KernelSet
-from lngen.errors import MissingError, VerifyError
+from lngen.errors import LowerError, MissingError, VerifyError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.graphs.norms import layernorm, rmsnorm
 from lngen.interpret import interpret
@@ -268,8 +268,38 @@ def test_a_result_that_is_no_number_fails_and_says_what_to_declare() -> None:
     spec = make_spec(Definition("own", undefined), "bwd", {"d": 37})
     found = check.formulas(spec)
     assert not found.ok, "also where a number comes first"
-    assert "; inf, nan: a result is no number for the inputs drawn, or has no bound; if some" in found.detail
-    assert found.detail.endswith("inputs have to be positive, declare them: b.input(name, ..., positive=True)")
+    assert "; inf, nan: a result is no number for the inputs drawn; if some inputs" in found.detail
+    assert found.detail.endswith(" have to be positive, declare them: b.input(name, ..., positive=True)")
+
+
+def test_numbers_without_a_bound_are_skipped_and_said() -> None:
+    """The sum of a centred row is 0 within its error: a quotient by it may be any number."""
+
+    def divided(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x / b.sum(x - b.mean(x)))
+        b.output("z", x * 2.0)
+
+    spec = make_spec(Definition("own", divided), "fwd", {"d": 37})
+    inputs = random_inputs(spec, 3)
+    results = interpret(spec.graph(), inputs)
+    found = check.mathematics(spec, 3, inputs, results)
+    assert (found.ok, found.detail) == (True, "error / bound: y 0, z 0; no bound, skipped: 111 of 111 numbers of y")
+    assert not check.mathematics(spec, 3, inputs, results | {"z": -results["z"]}).ok
+
+
+def test_a_rounding_keeps_its_number_in_differences() -> None:
+    """The scale of a quantiser moves every element of its row over a jump of rint."""
+
+    def quantised(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        scale = b.reduce_max("most", abs(x), axis=D) / 127.0
+        b.output("y", (x / scale).rint() * scale)
+
+    spec = make_spec(Definition("own", quantised), "bwd", {"d": 4096})
+    found = check.formulas(spec)
+    assert found.ok, found.detail
+    assert found.detail.endswith("; held at its numbers, between which it jumps: rint")
 
 
 def test_every_op_has_a_meaning_in_real_numbers() -> None:
@@ -301,7 +331,7 @@ def test_the_norm_is_made_as_a_user_makes_it(monkeypatch: pytest.MonkeyPatch, di
 
     monkeypatch.setattr("lngen.runtime.norm.Rebuilt.of", fails)
     with pytest.raises(ZeroDivisionError):
-        list(check.check_spec(parse_spec(f"rmsnorm.{direction}:d=8"), on="interpreter", rows=(1,)))
+        list(check.check_spec(parse_spec(f"rmsnorm.{direction}:d=8,save=y"), on="interpreter", rows=(1,)))
 
 
 def test_a_forward_without_a_backward_is_checked() -> None:
@@ -315,6 +345,21 @@ def test_a_forward_without_a_backward_is_checked() -> None:
     assert all(r.ok for r in check.check_spec(spec, on="interpreter", rows=(1,)))
     with pytest.raises(VerifyError):
         list(check.check_spec(spec.with_direction("bwd"), on="interpreter", rows=(1,)))
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_of_a_graph_without_kernels_the_interpreter_checks_the_mathematics(direction: str) -> None:
+    def scaled_by_a_sum(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) * b.sum(b.input("gamma", D)))
+
+    spec = make_spec(Definition("own", scaled_by_a_sum), direction, {"d": 8})
+    why = f"^graph @own_{direction}: '%sum_gamma' reduces over D a value that has no rows, and rows depend on it; pass"
+    with pytest.warns(UserWarning, match=why):
+        found = list(check.check_spec(spec, on="interpreter", rows=(3,)))
+    assert [r.what for r in found] == ["differences"] * (direction == "bwd") + ["float64"]
+    assert all(r.ok for r in found)
+    with pytest.raises(LowerError, match=why):
+        next(check.check_spec(spec, on="ptx", rows=(3,)))
 
 
 def test_only_the_default_schedule_must_not_spill() -> None:

@@ -14,7 +14,7 @@ from lngen.errors import ArrayError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import BF16, F16, F32, F64, D, DType, M, compute_dtype, parse
-from lngen.ir.numerics import round_to
+from lngen.ir.numerics import NUMPY_DTYPE, round_to
 from lngen.spec import Spec, make_spec, parse_spec
 
 DTYPES = [F16, BF16, F32, F64]
@@ -218,6 +218,28 @@ def test_a_scale_that_overflows_gives_no_nan() -> None:
             y = results(spec, {"x": x})["y"]
         assert not np.isnan(y).any()
         assert np.isinf(y).any(axis=1).sum() == expected
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("graph", ["rmsnorm", "layernorm", "l2norm"])
+@pytest.mark.parametrize(("d", "most"), [(4, 9.2e18), (4096, 2.9e17)])
+def test_a_row_whose_squares_overflow_is_zero_as_the_page_says(graph: str, d: int, most: float, dtype: str) -> None:
+    spec = parse_spec(f"{graph}.fwd:d={d},dtype={dtype}")
+    signs = np.where(np.arange(d) % 2, 1, -1)
+    x = np.stack([signs * most / 1.1, signs * most * 1.1]).astype(NUMPY_DTYPE[spec.dtype])
+    inputs = {"x": x, "gamma": np.ones(d, x.dtype), "beta": np.zeros(d, x.dtype)}
+    y = results(spec, {p.name: inputs[p.name] for p in spec.graph().params})["y"].astype(float)
+    np.testing.assert_allclose(np.abs(y[0]), d**-0.5 if graph == "l2norm" else 1.0, rtol=1e-2)
+    assert not y[1].any()
+
+
+def test_a_mean_is_rounded_as_the_page_says() -> None:
+    """10239 times 256.0 and one 255.0: their distance from the mean, and so y, is 6.2 % off."""
+    x = np.full((1, 10240), 256, np.float32)
+    x[0, 0] = 255
+    exact = (x - x.mean(dtype=float)) / np.sqrt(x.var(dtype=float) + 1e-5)
+    y = results(parse_spec("layernorm.fwd:d=10240,gamma=no,beta=no"), {"x": x})["y"]
+    np.testing.assert_allclose(1 - y[0, 1:] / exact[0, 1:], 0.062, atol=1e-3)
 
 
 def test_an_axis_no_input_has_is_said() -> None:

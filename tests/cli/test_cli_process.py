@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from commands import call
@@ -86,6 +87,24 @@ def test_output_without_a_reader_ends_quietly(args: tuple[str, ...]) -> None:
     done = run(*args, stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_warning_is_a_line_and_changes_no_exit_code(tmp_path: Path) -> None:
+    """The interpreter computes a graph that no kernels compute."""
+    (tmp_path / "sums.py").write_text(
+        'from lngen import D, M\n\n\ndef f(b):\n    b.output("y", b.input("x", M, D) * b.sum(b.input("g", D)))\n'
+    )
+    np.save(tmp_path / "x.npy", np.ones((2, 4), np.float32))
+    np.save(tmp_path / "g.npy", np.arange(4, dtype=np.float32))
+    done = run(
+        "run", "sums:f.fwd:d=4", "--in", "x=x.npy,g=g.npy", "--out", "y=y.npy", "--on", "interpreter", cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (
+        0,
+        "warning: graph @f_fwd: '%sum_g' reduces over D a value that has no rows, and rows depend on it; pass it as an "
+        "input.\n",
+    )
+    assert (np.load(tmp_path / "y.npy") == 6).all()
 
 
 def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from commands import call, fails, prints
 from lngen.compile import Compilation
 from lngen.emit import emit
+from lngen.errors import VerifyError
 from lngen.ir import ORDERS
 from lngen.lower import lower
 from lngen.problem import Schedule, parse_schedule, problem
@@ -40,10 +41,25 @@ def test_list_names_every_graph_input_and_key() -> None:
         assert {p.name for p in spec.forward().params} <= {i["name"] for i in graph["inputs"]}
         # The defaults that are shown are the defaults that hold.
         shown = {k["key"]: k["default"] for k in graph["keys"]}
-        assert {"d", "dtype", "weight", "out", "save", "wrt", "of", "grad", "accumulate"} <= shown.keys()
+        assert {"d", "dtype", "weight", "save", "wrt", "of", "grad", "accumulate"} <= shown.keys()
         others = ("d", "wrt", "of", "weight", "out", "blocks", "grad", "accumulate")
         keys = ",".join(f"{k}={v}" for k, v in shown.items() if k not in others and v != "required")
         assert parse_spec(f"{graph['name']}.fwd:d=8,{keys}") == spec
+        roles = {o["name"]: o["type"].partition("[")[0] for o in graph["outputs"]}
+        assert ("out" in shown) == ("out" in roles.values())
+        for dtype, out in (("f16", "bf16"), ("bf16", "f16")):
+            held = {"dtype": dtype, "out": out, "f32": "f32", "compute": "f32"}
+            for result in parse_spec(f"{graph['name']}.fwd:d=8,dtype={dtype},out={out},save=none").forward().results:
+                assert str(result.type.dtype) == held[roles[result.name]], (graph["name"], result)
+        (offered,) = (k["meaning"].rpartition(": ")[2] for k in graph["keys"] if k["key"] == "dtype")
+        assert f"{offered} ".startswith("f16 bf16 f32")
+        needed = offered.partition("f64")[2].removeprefix(" with ")
+        wide = f"{graph['name']}.fwd:d=8,dtype=f64"
+        if "f64" in offered:
+            assert parse_spec(f"{wide}{',' * bool(needed)}{needed}").graph()
+        if "f64" not in offered or needed:
+            with pytest.raises(VerifyError):
+                parse_spec(wide).graph()
     layernorm = data["graphs"][0]
     assert layernorm["inputs"][0] == {"name": "x", "type": "dtype[M, D]", "optional": False, "default": True}
     assert layernorm["outputs"] == [{"name": "y", "type": "out[M, D]"}]

@@ -29,8 +29,8 @@ OPTIONS = [  # with ops and identities that no graph has by default
     "layernorm.bwd:d=8,dtype=f32,save=y",
     "rmsnorm.bwd:d=8,dtype=bf16,casts=llama,save=none",
     "l2norm.bwd:d=8,dtype=f32,guard=max",
-    "gated_layernorm.bwd:d=8,dtype=f32,gate=before,act=gelu",
-    "gated_rmsnorm.bwd:d=8,dtype=f32,gate=before,act=gelu_tanh",
+    "gated_layernorm.bwd:d=8,dtype=f32,gate_first=yes,act=gelu",
+    "gated_rmsnorm.bwd:d=8,dtype=f32,gate_first=yes,act=gelu_tanh",
     "layernorm_act.bwd:d=8,dtype=f32,act=relu,eps=run",
     "add_layernorm.bwd:d=8,dtype=bf16,rowscale=yes,colscale=yes,x1=yes",
 ]

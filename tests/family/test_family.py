@@ -42,6 +42,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         "", "beta=yes", "gamma=no", "gamma=no,beta=yes", "zero_centred=yes", "casts=gemma", "casts=llama,dtype=bf16",
         "casts=t5,dtype=bf16,weight=f32", "casts=t5,dtype=f32,weight=bf16", "casts=gemma,beta=yes", "eps=0.3",
         "save=none", "save=y", "save=y,beta=yes", "save=y,zero_centred=yes", "save=y,casts=gemma",
+        "casts=gemma,gamma=no",
     ),
     "l2norm": ("", "guard=max", "eps=0.3", "guard=max,eps=0.3", "save=none", "guard=max,save=none"),
     "add_layernorm": (*SUMS, "beta=no", "gamma=no,beta=no"),
@@ -51,9 +52,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("gated_layernorm", "gated_rmsnorm"),
         (
-            "", "gate=before", "act=sigmoid", "act=gelu", "act=gelu_tanh", "gate=before,act=gelu", "gamma=no",
-            "gate=before,act=sigmoid,zero_centred=yes", "gate=before,gamma=no", "beta=no", "beta=yes", "save=none",
-            "gate=before,save=none", "gate=before,act=gelu_tanh", "eps=0.3",
+            "", "gate_first=yes", "act=sigmoid", "act=gelu", "act=gelu_tanh", "gate_first=yes,act=gelu", "gamma=no",
+            "gate_first=yes,act=sigmoid,zero_centred=yes", "gate_first=yes,gamma=no", "beta=no", "beta=yes",
+            "save=none", "gate_first=yes,save=none", "gate_first=yes,act=gelu_tanh", "eps=0.3",
         ),
     ),
     **dict.fromkeys(

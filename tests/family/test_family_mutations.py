@@ -24,7 +24,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "l2norm": ("eps=0.3", "eps=0.3,guard=max"),
     "add_layernorm": (f"eps=0.3,zero_centred=yes,{WHOLE}",),
     "add_rmsnorm": (f"eps=0.3,{WHOLE}", "eps=0.3"),
-    "gated_rmsnorm": ("eps=0.3,gate=before",),
+    "gated_rmsnorm": ("eps=0.3,gate_first=yes",),
     "layernorm_act": ("eps=0.3,act=gelu",),
     "rmsnorm_act": ("eps=0.3,act=gelu_tanh",),
     "dyt": ("beta=no", "gamma=no"),

@@ -205,7 +205,6 @@ def test_a_wrong_object(name: str, keys: dict[str, Any], message: str) -> None:
         for name in ("layernorm", "rmsnorm", "add_layernorm", "gated_rmsnorm", "layernorm_act", "rmsnorm_sigmoid_mul")
     ]
     + [
-        ("rmsnorm", "casts=gemma,gamma=no", "1 + gamma needs gamma; leave gamma=no or zero_centred=yes away."),
         (
             "parallel_rmsnorm",
             "gamma1=no,zero_centred=yes",

@@ -295,7 +295,7 @@ def test_the_backward_of_a_subset_is_made_once_by_all_threads(monkeypatch: pytes
         time.sleep(0.05)
         return Call(spec, "")
 
-    monkeypatch.setattr(norm, "_call_of", slow)
+    monkeypatch.setattr(norm, "_made", slow)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: norm.backward((cotangents["y"], None), saved)[0], range(8)))
     assert [(s.direction, s.of) for s in made] == [("bwd", ("y",))]

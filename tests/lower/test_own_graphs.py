@@ -1,11 +1,14 @@
 """Graphs of one's own: if these fail, one that kernels can compute is refused or wrong, or one they cannot is taken."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+import lngen
 from lngen.check.inputs import random_inputs
+from lngen.compile import Compilation
 from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
@@ -130,6 +133,8 @@ def test_what_cannot_be_lowered_hears_why(describe: Callable[[GraphBuilder], Non
         lower(spec, schedule)
     colon = "" if message.startswith("reduces in") else ":"
     assert str(error.value) == f"graph @own_fwd{colon} {message}"
+    with pytest.raises(LowerError, match=re.escape(str(error.value))):
+        lngen.compile(spec.definition, d=64)
 
 
 def test_columns_read_in_several_passes_have_no_segments() -> None:
@@ -145,6 +150,9 @@ def test_columns_read_in_several_passes_have_no_segments() -> None:
         "graph @own_fwd: '%parts' varies along S, and a sum over rows needs it; with form=multipass, that takes two "
         "graphs, one for the values and one for their sum."
     )
+    assert Compilation(spec).refusal is None, "of other forms"
+    with pytest.raises(LowerError, match=re.escape(str(error.value))):
+        lngen.compile(spec.definition, d=2_000_000)
 
 
 # ---- graphs of one's own ----

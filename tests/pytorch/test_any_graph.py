@@ -59,6 +59,18 @@ def test_a_graph_of_ones_own_has_the_bits_of_its_norm_and_the_derivative_of_auto
         torch.testing.assert_close(found, theirs, rtol=1e-5, atol=1e-5)
 
 
+def test_a_graph_without_kernels_runs_on_the_cpu_with_a_warning() -> None:
+    def scaled_by_a_sum(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) * b.sum(b.input("gamma", D)))
+
+    own, x, gamma = lngen.torch.function(scaled_by_a_sum), torch.randn(3, 8, requires_grad=True), torch.randn(8)
+    with pytest.warns(UserWarning, match=r"^graph @\w+_fwd: '%sum_gamma' reduces over D a value that has no rows, "):
+        y = own(x, gamma)
+    torch.testing.assert_close(y, x * gamma.sum())
+    with pytest.warns(UserWarning, match=r"^graph @\w+_bwd: '%sum_gamma' reduces over D a value that has no rows, "):
+        y.sum().backward()
+
+
 def test_equal_graphs_share_operators_and_others_of_the_name_do_not() -> None:
     one, again = (lngen.torch.function(add_rmsnorm).__name__ for _ in range(2))
     assert one == again

@@ -1,5 +1,6 @@
 """If these fail, ``lngen.compile`` gives wrong results on NumPy arrays, or a wrong request gets no sentence."""
 
+import pickle
 import re
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 import lngen.runtime as runtime
-from lngen.errors import ArrayError, ScheduleError, SpecError
+from lngen.errors import ArrayError, DerivativeError, LowerError, ScheduleError, SpecError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F16, D, M
@@ -94,6 +95,45 @@ def test_a_graph_of_ones_own(arrays: tuple[Any, Any, Any]) -> None:
     assert dx.tobytes() == dz.tobytes()  # both factors are x
     assert dgamma.shape == (64,)
     assert "__global__" in norm.source("bwd")
+
+
+def detached(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", (x - b.mean(x).detach()) * 2.0)
+
+
+def taken(b: GraphBuilder) -> None:
+    b.output("y", b.neg("dx", b.input("x", M, D)))
+
+
+def constant(b: GraphBuilder) -> None:
+    b.output("y", b.input("x", M, D, differentiable=False) * 2.0)
+
+
+def widest(b: GraphBuilder) -> None:
+    b.output("most", b.reduce_max("widest", b.input("x", M, D), axis=M))
+
+
+@pytest.mark.parametrize(("describe", "why"), [
+    (widest, "graph @widest_bwd: the row result '%dx' depends on a maximum over rows; that takes two graphs"),
+    (detached, "'mean_x' is detached, but its effects on 'y' do not cancel"),
+    (taken, "the gradient of 'x' is expected to be called 'dx', but another value is"),
+    (constant, "graph @constant_fwd: no input has a gradient, so that there is no backward."),
+])  # fmt: skip
+def test_a_graph_without_a_backward_compiles_and_says_so_when_backward_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, arrays: tuple[Any, Any, Any], describe: Any, why: str
+) -> None:
+    norm = pickle.loads(pickle.dumps(runtime.compile(describe, d=64)))
+    y, saved = norm.forward(arrays[0])
+    assert "__global__" in norm.source("fwd")
+    assert str(norm.spec("bwd")) in f"{norm!r}, {norm._repr_html_()}"
+    loaded: list[int | None] = []
+    monkeypatch.setattr(norm._forward, "warm", lambda device, rows: loaded.append(rows))
+    assert norm.warmup(rows=7) is norm
+    assert loaded == [7]
+    for ask in (lambda: norm.backward(y, saved), lambda: norm.source("bwd"), lambda: norm.compilation("bwd")):
+        with pytest.raises((DerivativeError, LowerError, VerifyError), match=re.escape(why)):
+            ask()
 
 
 def test_options_reach_the_spec() -> None:

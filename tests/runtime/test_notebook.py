@@ -21,9 +21,12 @@ def test_a_norm_shows_its_specs_and_compiles_nothing(norm: Norm, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(Compilation, "kernels", lambda *_: pytest.fail("it plans"))
         assert repr(norm) == "<Norm rmsnorm.fwd:d=64,dtype=f32, rmsnorm.bwd:d=64,dtype=f32>"
-        assert norm._repr_html_().count("schedule chosen at first use") == 2
+        assert "rmsnorm.fwd:d=64,dtype=f32\n  schedule chosen at first use" in norm._repr_html_()
+        assert "rmsnorm.bwd:d=64,dtype=f32\n  derived at first use" in norm._repr_html_()
     schedule = norm.plan().schedule
     assert f"rmsnorm.fwd:d=64,dtype=f32\n  sm_90: {schedule}\nrmsnorm.bwd" in norm._repr_html_()
+    norm.compilation("bwd")
+    assert "rmsnorm.bwd:d=64,dtype=f32\n  schedule chosen at first use" in norm._repr_html_()
 
 
 def test_a_plan_and_a_graph_are_a_line_and_their_html_is_their_text(norm: Norm) -> None:

@@ -30,7 +30,7 @@ class Keys:
     zero_centred: bool = False
     casts: str = "once"
     guard: str = "add"
-    gate: str = "after"
+    gate_first: bool = False
     act: str = "silu"
     scale: float = 1.0
 
@@ -108,7 +108,7 @@ def parallel(norm: Norm) -> Formula:
 def gated(norm: Norm) -> Formula:
     def formula(t: Tensors, keys: Keys) -> Results:
         gate = ACTIVATIONS[keys.act](t["z"])
-        if keys.gate == "before":
+        if keys.gate_first:
             xhat, statistics = norm(t["x"] * gate, keys)
             return {"y": weighted(xhat, t, keys), **statistics}
         xhat, statistics = norm(t["x"], keys)
@@ -184,8 +184,8 @@ def keys_of(given: Mapping[str, Any]) -> Keys:
     read = {
         "eps": float,
         "scale": float,
-        "zero_centred": lambda text: text == "yes",
-        **dict.fromkeys(("casts", "guard", "gate", "act"), str),
+        **dict.fromkeys(("zero_centred", "gate_first"), lambda text: text == "yes"),
+        **dict.fromkeys(("casts", "guard", "act"), str),
     }
     return Keys(**{name: read[name](value) for name, value in given.items() if name in read})
 

@@ -225,7 +225,8 @@ class TorchTarget:
 class LngenTarget:
     """lngen's own kernels of a spec at any D, by the interpreter or on a GPU; for f64 inputs, the spec at f64.
 
-    SpecError, before any case, for a spec that ``lngen.compile`` refuses.
+    SpecError, before any case, for a spec that ``lngen.compile`` refuses. Where only the interpreter computes its
+    graph, a GPU gets a LowerError, and the CPU a warning.
     """
 
     def __init__(self, spec: Spec, *, gpu: bool) -> None:
@@ -236,14 +237,14 @@ class LngenTarget:
         self._outputs = spec.definition.outputs(spec.options)
         self._eps = {"eps": spec.eps_or_default} if spec.eps == RUN else {}
         self._norms: dict[tuple[int, bool], Norm] = {}
-        self._norm(spec.d, wide=False)
+        self._norm(spec.d, wide=False).compilation(spec.direction).warn()
 
     def _norm(self, d: int, wide: bool) -> Norm:
         if (d, wide) not in self._norms:
             spec = replace(self._spec, d=d)
             if wide:
                 spec = replace(spec, dtype=DType.F64, weight=DType.F64, out=DType.F64)
-            self._norms[d, wide] = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {})
+            self._norms[d, wide] = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {}, kernels=self._gpu)
         return self._norms[d, wide]
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
