@@ -29,9 +29,6 @@ ALLOWED = 1e-7
 ROUNDING = 2.0**-50  # a few roundings of each result in a difference
 # Ops that keep their numbers in differences, and why.
 HELD = {"rint": "between which it jumps", "stop_gradient": "whose effects the graph stops"}
-    "rint": "between which it jumps",
-    "stop_gradient": "whose effects the graph stops",
-}  # ops that keep their numbers
 KINK = 4.0  # times the disagreement of two steps, which is large where a maximum changes sides between them
 
 
