@@ -6,6 +6,7 @@ LNGEN_CACHE_DIR  the folder of compiled kernels and compiled templates; the user
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -31,8 +32,21 @@ def dump_dir() -> Path | None:
 
 
 def cache_dir() -> Path:
-    """The folder of all that lngen keeps between runs; it may not exist yet."""
-    return _folder("LNGEN_CACHE_DIR") or platformdirs.user_cache_path("lngen")
+    """The folder of all that lngen keeps between runs; it may not exist yet.
+
+    MissingError for a user without a home folder, who names none.
+    """
+    named = _folder("LNGEN_CACHE_DIR")
+    if named is not None:
+        return named
+    with suppress(RuntimeError):  # there is no home folder, which other versions of platformdirs call "~"
+        folder = platformdirs.user_cache_path("lngen")
+        if folder.is_absolute():
+            return folder
+    raise MissingError(
+        f"user {os.getuid()} has no home folder, and so no folder for lngen's cache; "
+        "set LNGEN_CACHE_DIR to a folder that can be written to."
+    )
 
 
 def _folder(variable: str) -> Path | None:
@@ -40,7 +54,7 @@ def _folder(variable: str) -> Path | None:
     try:
         return Path(text).expanduser() if text else None
     except RuntimeError:
-        raise LngenError(f"{variable} is expected to be a folder, but there is no user such as in '{text}'.") from None
+        raise LngenError(f"{variable} is expected to be a folder; the home folder in '{text}' is unknown.") from None
 
 
 def data_dir(name: Literal["templates", "generated"]) -> Path:

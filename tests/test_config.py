@@ -47,7 +47,7 @@ def test_a_tilde_is_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LNGEN_CACHE_DIR", "~/kernels")
     assert config.cache_dir() == Path.home() / "kernels"
     monkeypatch.setenv("LNGEN_CACHE_DIR", "~nosuch-user-here/kernels")
-    with pytest.raises(LngenError, match=r"LNGEN_CACHE_DIR .* there is no user such as in '~nosuch-user-here/kernels'"):
+    with pytest.raises(LngenError, match=r"LNGEN_CACHE_DIR .* home folder in '~nosuch-user-here/kernels' is unknown"):
         config.cache_dir()
 
 

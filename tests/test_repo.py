@@ -47,6 +47,7 @@ OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch", "vllm", "flashinfer"}
 MAY_IMPORT_OPTIONAL = (
     "toolchain/nvrtc.py",
     "launch/arrays.py",
+    "launch/cupy_import.py",
     "runtime/",
     "bench/",
     "check/",
@@ -228,6 +229,12 @@ def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
     at_once = tuple(str(PACKAGE / place) for place in FOR_PYTORCH)
     early = [i for i in found if i.at_module_level and not str(i.path).startswith(at_once)]
     assert [str(i) for i in found if i in early or not str(i.path).startswith(allowed)] == []
+
+
+def test_cupy_is_imported_where_its_cache_is_prepared() -> None:
+    found = [i for path in sources() for i in imports(path) if i.root.startswith("cupy")]
+    places = {(str(i.path.relative_to(PACKAGE)), i.target) for i in found}
+    assert places == {("launch/cupy_import.py", "cupy"), ("toolchain/nvrtc.py", "cupy.cuda.nvrtc")}
 
 
 @pytest.mark.parametrize("name", ["hub_package", "torch"])

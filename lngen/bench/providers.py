@@ -22,6 +22,7 @@ from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
 from lngen.errors import LngenError, MissingError
 from lngen.ir import DType, bits_of, values_of
+from lngen.launch.cupy_import import load_cupy
 from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
 from lngen.problem import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.runtime.launcher import Launcher, device_arch, device_count
@@ -286,8 +287,7 @@ class OverlappedCeiling(Provider):
 
     def prepare(self, case: Case) -> Prepared:
         """Compile and bind one launch per set; MissingError on an older GPU."""
-        import cupy
-
+        cupy = load_cupy()
         device = case.gpu.number
         if not launched_early(device):
             raise MissingError(f"'{self.name}' needs {self.needs}, got {device_arch(device)}.")

@@ -24,6 +24,7 @@ from lngen.bench.tasks import DIRECTIONS
 from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import parse_json, read, shown, write_all
+from lngen.launch.cupy_import import load_cupy
 from lngen.schedule.recorded import benched
 from lngen.user_input import LARGEST
 from lngen.version import __version__
@@ -167,8 +168,7 @@ SOURCES = (
 
 def conditions(device: str, method: str, settings: Mapping[str, str]) -> dict[str, str]:
     """What a result depends on besides the task, by name: GPU, versions, kernels, method, settings of the providers."""
-    import cupy
-
+    cupy = load_cupy()
     found = {
         "bytes": BYTES,
         "device": device,
@@ -242,9 +242,8 @@ def circumstances(device: int, commit: str = "") -> dict[str, str]:
 def _uuid(device: int) -> str:
     """The GPU's identity as nvidia-smi writes it; empty without a GPU."""
     try:
-        import cupy
-
-        return f"GPU-{UUID(bytes=bytes(cupy.cuda.runtime.getDeviceProperties(device)['uuid']))}"
+        found = load_cupy().cuda.runtime.getDeviceProperties(device)
+        return f"GPU-{UUID(bytes=bytes(found['uuid']))}"
     except Exception:  # no CuPy, no driver or no GPU
         return ""
 

@@ -12,6 +12,7 @@ from lngen.bench.timing import Launch
 from lngen.errors import MissingError
 from lngen.ir import DType
 from lngen.launch.arrays import torch_dtypes
+from lngen.launch.cupy_import import load_cupy
 from lngen.runtime.launcher import device_count
 from lngen.version import install_hint
 
@@ -79,9 +80,7 @@ class Gpu:
 
         Infinite where the driver does not report its clock.
         """
-        import cupy
-
-        runtime = cupy.cuda.runtime
+        runtime = load_cupy().cuda.runtime
         khz = runtime.deviceGetAttribute(runtime.cudaDevAttrMemoryClockRate, self.number)
         bits = runtime.deviceGetAttribute(runtime.cudaDevAttrGlobalMemoryBusWidth, self.number)
         return float(2 * khz * bits / 8 / 1e6) or math.inf

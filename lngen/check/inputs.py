@@ -14,6 +14,7 @@ import numpy as np
 from lngen.interpret import interpret
 from lngen.ir import WIDE, Value, bits_of, values_of
 from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.launch.cupy_import import load_cupy
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan
 from lngen.passes.instance import normal
@@ -119,8 +120,7 @@ def touched(memory: Array, at: Array) -> int:
 
 def launch_apart(launcher: Launcher, rows: int, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
     """The results of one launch on a GPU, and a complaint for each tensor of which more than its rows changed."""
-    import cupy
-
+    cupy = load_cupy()
     plan = launcher.plan
     d, (found, inner) = plan.spec.d, distances(plan)
     at = {name: places(distance, rows, d) for name, distance in found.items()}

@@ -23,6 +23,7 @@ from lngen.compile import Compilation
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, is_number_fold
 from lngen.ir.numerics import Array
+from lngen.launch.cupy_import import load_cupy
 from lngen.lower import Plan
 from lngen.passes import extract
 from lngen.runtime.launcher import Launcher, device_arch
@@ -81,8 +82,7 @@ def specs(features: Sequence[int] = FEATURES) -> Iterator[tuple[str, tuple[int, 
 
 def conditions() -> dict[str, Any]:
     """The machine of the matrix; MissingError without a GPU."""
-    import cupy
-
+    cupy = load_cupy()
     arch = device_arch(0)
     name = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
     return {"device": name, "arch": arch, "nvrtc": list(nvrtc_version()), "lngen": __version__}
@@ -152,18 +152,15 @@ def check_entry(text: str, rows: Sequence[int], schedules: int, deadline: float)
 
 def _free() -> None:
     """Frees the memory of the previous spec, since the processes share one GPU."""
-    import cupy
-
-    cupy.get_default_memory_pool().free_all_blocks()
+    load_cupy().get_default_memory_pool().free_all_blocks()
 
 
 class _Case:
     """The inputs of one spec on the GPU, and the interpreter's results."""
 
     def __init__(self, spec: Spec, most: int) -> None:
-        import cupy
-
-        self.spec, self.cupy, self.graph = spec, cupy, spec.graph()
+        self.spec, self.graph = spec, spec.graph()
+        self.cupy = cupy = load_cupy()
         self.base = max(1, min(most, BASE_ELEMENTS // spec.d))
         self.inputs = random_inputs(spec, self.base)
         self.row_graph = self._part(M)

@@ -3,6 +3,7 @@
 Nothing here needs NumPy, which may be what is missing."""
 
 import difflib
+import os
 import platform
 import sys
 import uuid
@@ -19,6 +20,7 @@ from lngen.cli import COMMANDS
 from lngen.cli.output import Output, output_options, stage_options, table, write
 from lngen.config import data_dir
 from lngen.errors import LngenError, MissingError
+from lngen.launch.cupy_import import IN_MEMORY, default_cache, load_cupy
 from lngen.toolchain import nvrtc_version, supported_arches
 from lngen.version import __version__, install_hint
 
@@ -153,13 +155,20 @@ def _cupy() -> Finding:
         except PackageNotFoundError:
             continue
     try:
-        import cupy
+        cupy = load_cupy()
+    except MissingError as error:
+        what, _, fix = str(error).partition("; ")
+        return Finding("CuPy", "missing", what, fix.rstrip("."))
     except Exception as error:  # a broken CuPy may raise any exception
         return Finding("CuPy", "missing", f"{', '.join(installed) or 'not installed'} ({error})".strip(), INSTALL)
     if len(installed) > 1:
         surplus = " ".join(text.split()[0] for text in installed[1:])
         return Finding("CuPy", "note", f"more than one: {', '.join(installed)}", f"pip uninstall {surplus}")
-    return Finding("CuPy", "ok", installed[0] if installed else str(cupy.__version__))
+    found = installed[0] if installed else str(cupy.__version__)
+    if IN_MEMORY.items() <= os.environ.items():
+        why = f"{default_cache()} cannot be written to, so that CuPy keeps its own kernels in memory"
+        return Finding("CuPy", "note", f"{found}; {why}", "set CUPY_CACHE_DIR to a folder that can be written to")
+    return Finding("CuPy", "ok", found)
 
 
 def _nvrtc() -> Finding:
@@ -172,8 +181,7 @@ def _nvrtc() -> Finding:
 
 def _gpus() -> list[Finding]:
     try:
-        import cupy
-
+        cupy = load_cupy()
         runtime = cupy.cuda.runtime
         driver = runtime.driverGetVersion()
         count = runtime.getDeviceCount()
@@ -191,14 +199,16 @@ def _gpus() -> list[Finding]:
 
 
 def _cache() -> Finding:
-    folder = config.cache_dir()
-    probe = folder / f".{uuid.uuid4().hex}.tmp"
+    fix = "set LNGEN_CACHE_DIR to a folder that can be written to"
     try:
+        folder = config.cache_dir()
+        probe = folder / f".{uuid.uuid4().hex}.tmp"
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+    except MissingError as error:
+        return Finding("cache", "note", str(error).partition(";")[0], fix)
     except OSError as error:
-        fix = "set LNGEN_CACHE_DIR to a folder that can be written to"
         return Finding("cache", "note", f"{folder} cannot be written to ({error.strerror})", fix)
     return Finding("cache", "ok", str(folder))
 

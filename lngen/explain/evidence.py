@@ -55,7 +55,8 @@ class Record:
 
 def records(spec: str) -> Iterator[Record]:
     """Trials of tune, records of bench but those of latency, and points of sweeps."""
-    yield from _trials(config.cache_dir() / "tune" / "trials.jsonl", spec)
+    with suppress(MissingError):
+        yield from _trials(config.cache_dir() / "tune" / "trials.jsonl", spec)
     with suppress(MissingError):
         folder = config.data_dir("generated")
         for path in sorted(folder.glob("tuned/*.jsonl")):

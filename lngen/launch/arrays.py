@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ..errors import ArrayError, MissingError
+from .cupy_import import load_cupy
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 
@@ -98,10 +99,9 @@ class CuPy:
 
     def __init__(self) -> None:
         try:
-            import cupy
+            self.cupy = cupy = load_cupy()
         except ImportError as e:
             raise MissingError("GPU arrays need CuPy; install it: pip install cupy-cuda13x, or cupy-cuda12x.") from e
-        self.cupy = cupy
         self.to_numpy = numpy_dtypes()
         self.from_numpy = {own: dtype for dtype, own in self.to_numpy.items()}
         self.current_device = cupy.cuda.runtime.getDevice  # the device of an empty array, which has no memory

@@ -15,6 +15,7 @@ from lngen.interpret import interpret
 from lngen.ir import Axis, Graph, Value, bits_of
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
+from lngen.launch.cupy_import import load_cupy
 from lngen.launch.kernels import Tensor
 from lngen.passes import accumulated
 from lngen.runtime.launcher import Launcher, device_arch
@@ -122,8 +123,7 @@ def launch_numpy(
     launcher: Launcher, rows: int, inputs: Mapping[str, Array], poison: int | None = None
 ) -> dict[str, Array]:
     """As ``run_numpy``, with loaded kernels; ``poison`` as in ``launch_raw``."""
-    import cupy
-
+    cupy = load_cupy()
     with cupy.cuda.Device(launcher.device):
         plan = launcher.plan
         given = {v.name: cupy.asarray(raw(inputs[v.name])) for v in plan.inputs}
@@ -146,8 +146,7 @@ def launch_raw(
     ``values`` are passed by value.
     ``poison`` is a byte that fills results and workspace before the launch; None: they are not filled.
     """
-    import cupy
-
+    cupy = load_cupy()
     plan = launcher.plan
     results = {v.name: cupy.empty(v.type.shape(rows, plan.spec.d), f"u{v.type.dtype.size}") for v in plan.outputs}
     workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
@@ -169,8 +168,7 @@ def launch_raw(
 
 def host_copy(value: Value, address: int, d: int, device: int) -> Array:
     """A copy of a contiguous array without rows at ``address`` on ``device``; waits for the GPU."""
-    import cupy
-
+    cupy = load_cupy()
     copy = np.empty(value.type.shape((), d), NUMPY_DTYPE[value.type.dtype])
     with cupy.cuda.Device(device) as on:
         on.synchronize()

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from lngen import config
-from lngen.errors import CompileError
+from lngen.errors import CompileError, MissingError
 from lngen.files import keep, kept, parse_json
 from lngen.toolchain.nvrtc_results import resources
 
 _FORMAT = 2  # increment it when the layout of a file changes
 
-_complained: set[Path] = set()
+_complained: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ def key_of(source: str, headers: Mapping[str, str], options: Sequence[str], arch
 
 def load(key: str) -> Entry | None:
     """The entry of ``key``, or None if there is none; an entry that is not trusted gives a RuntimeWarning and None."""
-    path = _path(key)
     try:
+        path = _path(key)
         return _decoded(kept(path), key)
-    except OSError:
+    except (OSError, MissingError):
         return None
     except (ValueError, CompileError) as error:
         warnings.warn(
@@ -58,11 +58,14 @@ def load(key: str) -> Entry | None:
 
 
 def store(key: str, entry: Entry) -> None:
-    """Store ``entry``; a folder that cannot be written to gives one RuntimeWarning and is not used."""
+    """Store ``entry``; a folder that is unknown or cannot be written to gives one RuntimeWarning and is not used."""
     try:
         keep(_path(key), _encoded(key, entry))
+    except MissingError as error:
+        _complain(str(error))
     except OSError as error:
-        _complain(config.cache_dir(), error)
+        why = f"{config.cache_dir()} cannot be written to ({error.strerror})"
+        _complain(f"{why}; set LNGEN_CACHE_DIR to a folder that can.")
 
 
 def _path(key: str) -> Path:
@@ -98,13 +101,7 @@ def _text(header: dict[str, Any], name: str) -> str:
     return text
 
 
-def _complain(folder: Path, error: OSError) -> None:
-    if folder in _complained:
-        return
-    _complained.add(folder)
-    warnings.warn(
-        f"Compiled kernels will not be kept, because {folder} cannot be written to ({error.strerror}); "
-        "set LNGEN_CACHE_DIR to a folder that can.",
-        RuntimeWarning,
-        stacklevel=5,
-    )
+def _complain(why: str) -> None:
+    if why not in _complained:
+        _complained.add(why)
+        warnings.warn(f"Compiled kernels will not be kept, because {why}", RuntimeWarning, stacklevel=5)

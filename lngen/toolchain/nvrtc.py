@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, cast
 from lngen import config
 from lngen.errors import CompileError, LngenError, MissingError
 from lngen.headers import included
+from lngen.launch.cupy_import import load_cupy
 from lngen.toolchain import cache
 from lngen.toolchain.nvrtc_results import UNIT, Resources, entries, explained, repaired, resources, tidied
 from lngen.version import install_hint
@@ -109,6 +110,7 @@ def _library() -> _Library:
 @functools.cache
 def _load() -> _Library:
     try:
+        load_cupy()
         from cupy.cuda import nvrtc
     except ImportError as error:
         raise MissingError(f"Compiling needs CuPy, which cannot be imported ({error}); {_INSTALL}") from error

@@ -23,6 +23,7 @@ from lngen.errors import LngenError
 from lngen.interpret import interpret
 from lngen.ir import WIDE, D, Graph, M, Value, bits_of, is_number_fold, is_row_fold, values_of
 from lngen.ir.numerics import Array
+from lngen.launch.cupy_import import load_cupy
 from lngen.passes import extract
 from lngen.runtime.launcher import Launcher, device_arch
 from lngen.runtime.numpy_arrays import raw
@@ -138,9 +139,7 @@ class CupyTimer:
     """Copies, captures and times. All work is on one stream, inside ``active()``."""
 
     def __init__(self) -> None:
-        import cupy
-
-        self._cupy = cupy
+        self._cupy = cupy = load_cupy()
         self._side = cupy.cuda.Stream(non_blocking=True)
 
     @contextmanager
@@ -228,11 +227,7 @@ class GpuMeasurer:
     overlap = False  # each call waits for the end of the last
 
     def __init__(self, timer: CupyTimer | None = None, xp: Any = None) -> None:
-        if xp is None:
-            import cupy
-
-            xp = cupy
-        self._timer, self._xp = timer or CupyTimer(), xp
+        self._timer, self._xp = timer or CupyTimer(), load_cupy() if xp is None else xp
         self._loaded: dict[str, Launcher] = {}
         self._warm = False
 

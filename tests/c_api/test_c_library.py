@@ -296,11 +296,22 @@ int main(void)
 """
 
 
+PARENT = """cmake_minimum_required(VERSION 3.16)
+project(parent LANGUAGES C)
+add_subdirectory(c)
+"""
+
+
 @pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("pkg-config")), reason="needs cmake and pkg-config")
-def test_an_installed_pack_is_found_by_cmake_and_pkg_config(tmp_path: Path) -> None:
-    pack, consumer, prefix = written(pack_of(SPECS), tmp_path, Wanted(cmake=True)), tmp_path / "main", tmp_path / "to"
-    run("cmake", "-S", pack, "-B", tmp_path / "b", f"-DCMAKE_INSTALL_PREFIX={prefix}", "--log-level=ERROR", cwd=pack)
-    run("cmake", "--build", tmp_path / "b", "--target", "install", cwd=pack)
+@pytest.mark.parametrize("source", [".", "c"])
+def test_an_installed_pack_is_found_by_cmake_and_pkg_config(source: str, tmp_path: Path) -> None:
+    """Of a parent that names no build type, or by itself; where it is installed is said last."""
+    written(pack_of(SPECS), tmp_path, Wanted(cmake=True))
+    consumer, prefix = tmp_path / "main", tmp_path / "to"
+    (tmp_path / "CMakeLists.txt").write_text(PARENT)
+    run("cmake", "-S", source, "-B", "b", "--log-level=ERROR", cwd=tmp_path)
+    run("cmake", "--build", "b", cwd=tmp_path)
+    run("cmake", "--install", "b", "--prefix", prefix, cwd=tmp_path)
     consumer.mkdir()
     (consumer / "CMakeLists.txt").write_text(CONSUMER)
     (consumer / "main.c").write_text(MAIN)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import stat
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,10 @@ from hypothesis import strategies as st
 from child import output, start
 from fuzz import JSON, fuzzed
 from lngen import toolchain
+from lngen.errors import MissingError
+from lngen.launch.cupy_import import load_cupy
 from lngen.toolchain import cache, nvrtc
+from other_user import UID
 
 ONE = 'extern "C" __global__ void one(float *a) { a[threadIdx.x] += 1.0f; }\n'
 TWO = 'extern "C" __global__ void two(float *a) { a[threadIdx.x] += 2.0f; }\n'
@@ -257,6 +261,60 @@ def test_an_unwritable_folder_costs_one_warning_and_nothing_else(
     message = str(caught[0].message)
     assert all(part in message for part in (str(folder), "will not be kept", "LNGEN_CACHE_DIR"))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+WITHOUT_HOME = """
+    import json, os, sys, warnings
+    from other_user import become_nobody
+
+    become_nobody()
+    for name in ("HOME", "XDG_CACHE_HOME", "LNGEN_CACHE_DIR", "CUPY_CACHE_DIR"):
+        os.environ.pop(name, None)
+    if sys.argv[1:]:
+        os.environ["HOME"] = sys.argv[1]
+    from commands import prints
+
+    with warnings.catch_warnings(record=True) as caught:
+        prints("show", "rmsnorm.fwd:d=8", "--stage", "ptx")
+        prints("show", "rmsnorm.fwd:d=16", "--stage", "ptx")
+        prints("explain", "rmsnorm.fwd:d=8")
+    found = json.loads(prints("doctor", "--json"))["findings"]
+    states = {f["what"]: [f["state"], f["detail"], f["fix"]] for f in found if f["what"] in ("CuPy", "NVRTC", "cache")}
+    print(json.dumps([[str(w.message) for w in caught], states, os.path.exists("~")]))
+"""
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("home", "why", "default"), [
+    ("/nonexistent", "/nonexistent/.cache/lngen cannot be written to", "/nonexistent/.cupy/kernel_cache"),
+    (None, "user {uid} has no home folder, and so no folder for lngen's cache", "~/.cupy/kernel_cache"),
+])  # fmt: skip
+def test_a_user_without_a_home_folder_compiles(home: str | None, why: str, default: str) -> None:
+    """Neither lngen nor CuPy has a folder for its cache; it is said once, and by ``doctor``."""
+    warned, states, made = json.loads(output(start(WITHOUT_HOME, *filter(None, [home]))))
+    why = why.format(uid=UID if os.getuid() == 0 else os.getuid())
+    assert not made
+    assert len(warned) == 1
+    assert f"Compiled kernels will not be kept, because {why}" in warned[0]
+    for what, detail in (("CuPy", f"{default} cannot be written to"), ("cache", why)):
+        state, said, fix = states[what]
+        assert (state, detail in said) == ("note", True)
+        assert fix == f"set {'LNGEN' if what == 'cache' else 'CUPY'}_CACHE_DIR to a folder that can be written to"
+    assert states["NVRTC"][0] == "ok"
+
+
+def test_a_folder_that_the_user_gives_cupy_is_used_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    (tmp_path / "file").touch()
+    folder = str(tmp_path / "file" / "below")
+    monkeypatch.setenv("CUPY_CACHE_DIR", folder)
+    monkeypatch.setenv("CUPY_CACHE_IN_MEMORY", "0")
+    with pytest.raises(MissingError, match=rf"cache folder '{folder}' \(Not a directory\); set CUPY_CACHE_DIR"):
+        load_cupy()
+    monkeypatch.setattr(nvrtc, "_load", nvrtc._load.__wrapped__)
+    with pytest.raises(MissingError, match="set CUPY_CACHE_DIR"):
+        nvrtc.nvrtc_version()
+    assert (os.environ["CUPY_CACHE_DIR"], os.environ["CUPY_CACHE_IN_MEMORY"]) == (folder, "0")
 
 
 def test_a_failed_write_leaves_no_temporary_file(monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:

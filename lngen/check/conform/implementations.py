@@ -24,6 +24,7 @@ from lngen.errors import MissingError, SpecError, short
 from lngen.ir import RUN, WIDE, DType
 from lngen.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.launch.arrays import torch_dtypes
+from lngen.launch.cupy_import import load_cupy
 from lngen.runtime.norm import Norm
 from lngen.spec import Spec
 from lngen.user_input import imported, is_function
@@ -267,13 +268,10 @@ class LngenTarget:
         )
 
     def _send(self, memory: Array) -> Any:
-        import cupy
-
-        return cupy.asarray(memory.view(np.uint8))
+        return load_cupy().asarray(memory.view(np.uint8))
 
     def _window(self, memory: Any, window: Laid) -> Any:
-        import cupy
-
+        cupy = load_cupy()
         dtype = window.memory.dtype
         strides = tuple(s * dtype.itemsize for s in window.strides)
         return cupy.ndarray(window.shape, dtype, memory.data + window.offset * dtype.itemsize, strides)
@@ -281,8 +279,7 @@ class LngenTarget:
     def _fetch(self, result: Any) -> Array:
         if not self._gpu:
             return np.asarray(result)
-        import cupy
-
+        cupy = load_cupy()
         raw = cupy.ndarray((result.nbytes,), cupy.uint8, result.data).get()
         return np.asarray(raw.view(result.dtype).reshape(result.shape))
 
