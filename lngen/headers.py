@@ -25,7 +25,7 @@ PROVIDES = {
     "cp_async": "CpAsyncStream cp_async",
     "dynamic_tma": "ClusterDynamicTmaStream DynamicTmaRing DynamicTmaStream",
     "exchange": "ClusterExchange",
-    "finish": "ColumnFinish L2Load column_total interleaved_sums partial_rows share_totals",
+    "finish": "ColumnFinish L2Load column_total interleaved_sums partials_per_column share_totals",
     "grid_barrier": "grid_barrier",
     "launch": "pdl_trigger pdl_wait",
     "mbarrier": "mbarrier_arrive mbarrier_arrive_expect mbarrier_expect_more mbarrier_init mbarrier_init_fence"
@@ -43,9 +43,9 @@ PROVIDES = {
     " segment_size segment_sums",
     "tma": "TmaRing TmaStream tma_load tma_store tma_store_commit tma_store_fence tma_store_wait",
     "unaligned_tma": "Span load_tail misalignment tma_load_span tma_store_span",
-    "vector": "Access EarlyLoad16 EarlyLoad2 EarlyLoad4 EarlyLoad8 EvictLastStore16 EvictLastStore4 EvictLastStore8"
-    " GlobalStore Load PlainLoad PlainStore ReadOnlyLoad RowLoad Vec Word load load_row load_scalar packed"
-    " prefetch_l2 store widen_row widened write",
+    "vector": "Access EvictLastStore16 EvictLastStore4 EvictLastStore8 GlobalStore Load PlainLoad PlainStore"
+    " ReadOnlyLoad RowLoad UnmovedLoad16 UnmovedLoad2 UnmovedLoad4 UnmovedLoad8 Vec Word load load_row load_scalar"
+    " packed prefetch_l2 store widen_row widened write",
     "vector_sums": "tree_reduce_shared vector_sums",
 }
 HEADER_OF = {name: header for header, names in PROVIDES.items() for name in names.split()}

@@ -275,7 +275,7 @@ class Place:
     @property
     def start(self) -> str:
         """Where the part begins in a stage, in C."""
-        return f"stage_ + {self.offset}" if self.offset else "stage_"
+        return f"stage_ + /* bytes */ {self.offset}" if self.offset else "stage_"
 
 
 # ---- arguments ----

@@ -54,6 +54,14 @@ def test_the_text_is_tidy(plan: Plan) -> None:
 def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
     text = emit(plan)
     assert not re.search(r"\b(19|20)\d\d-\d\d|\d\d:\d\d", text)
+def test_a_number_in_the_code_says_what_it_is(plan: Plan) -> None:
+    """Of template arguments, offsets, distances and indices; equations say it in their notes."""
+    text = emit(plan)
+    lines = [line.partition("//")[0] for line in text[text.index("namespace lngen {") :].splitlines()]
+    bare = re.compile(r"(?<!\bif)(?<!__align__)(?:<|\(|, |\+ |\* |\+= )\d+\b(?![.\w])")
+    assert [line for line in lines if bare.search(line) and "__launch_bounds__" not in line] == []
+
+
     for word in (getpass.getuser(), platform.node(), lngen.__name__ + "/", str(ROOT), os.environ.get("HOME", ROOT)):
         assert not re.search(rf"(?<![\w]){re.escape(str(word))}(?!\w)", text), word
     version = re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
