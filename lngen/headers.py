@@ -15,7 +15,8 @@ from functools import cache
 from lngen.config import data_dir
 
 PREFIX = "lngen/"  # of an include: #include "lngen/tma.cuh"
-SEARCH = "-I templates/include"  # the compiler option that finds them, from the folder that has ``templates``
+# The compiler option that finds them, for a shell: this module prints their folder.
+SEARCH = '-I "$(python -m lngen.headers)"'
 
 # The names that each header declares in namespace lngen. A value of a graph takes none of them.
 PROVIDES = {
@@ -88,7 +89,7 @@ def headers_hash() -> str:
 
 
 def bundled(text: str, texts: Callable[[str], str] | None = None) -> str:
-    """``text`` with whole headers in place of its includes: one file that stands alone, compiled without SEARCH.
+    """``text`` with whole headers in place of its includes: one file that stands alone, as its commands say.
 
     The headers keep their guards, so that several such files can be one translation unit.
     """
@@ -97,5 +98,11 @@ def bundled(text: str, texts: Callable[[str], str] | None = None) -> str:
         return text
     headers = (_INCLUDE.sub("", of_header) for of_header in included(text, texts).values())
     kernels = _INCLUDE.sub("", text[first.start() :]).lstrip()
-    comment = text[: first.start()].replace(f"{SEARCH} ", "", 1)
+    comment = text[: first.start()]
+    for option, alone in ((f"{SEARCH} ", ""), ("lngen show ", "lngen show --bundle "), ("bundle=False", "bundle=True")):
+        comment = comment.replace(option, alone, 1)
     return comment + "\n".join([*headers, kernels])
+
+
+if __name__ == "__main__":
+    print(data_dir("templates") / "include")
