@@ -21,7 +21,7 @@ from itertools import product
 
 from lngen import config
 from lngen.devices import DEFAULT_ARCH, Device, oldest_first
-from lngen.emit import emit
+from lngen.emit import commands, emit
 from lngen.errors import LowerError, MissingError, ScheduleError
 from lngen.headers import bundled
 from lngen.ir import Graph, S
@@ -53,6 +53,12 @@ class KernelSet:
     def bundle(self) -> str:
         """The text with its headers in it: one file that stands alone."""
         return bundled(self.text)
+
+    def file(self, arch: str, *, bundle: bool = False) -> str:
+        """The text, or the bundle, as a file to read: its commands are for ``arch`` and name the source of a graph."""
+        own = commands(self.plan, arch, self.plan.spec.definition.source)
+        text = self.text.replace(commands(self.plan), own, 1)
+        return bundled(text) if bundle else text
 
     def ptx(self, arch: str, *, lines: bool = False) -> str:
         """What NVRTC makes of the text, with line numbers if ``lines``; errors as of ``cubin``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from jinja2.bccache import Bucket, BytecodeCache
 
 from lngen.config import cache_dir, data_dir
+from lngen.devices import DEFAULT_ARCH
 from lngen.errors import EmitError, LngenError
 from lngen.files import keep, kept
 from lngen.headers import SEARCH, includes
@@ -34,7 +36,7 @@ def emit(plan: Plan) -> str:
         rendered = [environment().get_template(k.template).render(kernel=k, real=real) for k in plan.kernels]
         kernels = "\n\n".join(laid_out(text).strip() for text in rendered)
         text = environment().get_template("module.cu.jinja").render(
-            **_head(plan), includes=includes(kernels), kernels=kernels
+            **_head(plan), commands=commands(plan), includes=includes(kernels), kernels=kernels
         )  # fmt: skip
     except TemplateError as e:
         raise EmitError(f"'{plan.name}' could not be laid out: {_where(e)}: {e}.") from e
@@ -47,8 +49,6 @@ def _head(plan: Plan) -> dict[str, str]:
     lines = {
         "spec": str(plan.spec),
         "schedule": str(plan.schedule),
-        "regenerate": _command(plan),
-        "compile": f"nvcc or NVRTC: {SEARCH} {COMPILE}",
         **{f"launch {n}": f"{k.role}, {k.launch_rule()}" for n, k in enumerate(plan.kernels, 1)},
         **({"workspace": "; ".join(map(str, plan.workspace))} if plan.workspace else {}),
         "names": "in kernels, variables that end in _ are lngen's, all others are values of the graph",
@@ -69,17 +69,28 @@ def _where(error: TemplateError) -> str:
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "module.cu.jinja"
 
 
-def _command(plan: Plan) -> str:
-    """The command that emits the text again, with the spec and the schedule that the header has in lines of their own.
+def commands(plan: Plan, arch: str = DEFAULT_ARCH, source: str = "") -> str:
+    """The lines of a header that write the text again and compile it: each can be pasted, and is not broken.
 
-    It is a command line or, for a Definition ``g``, Python.
+    ``source``: where the command line finds a graph of one's own.
     """
-    if plan.spec.builtin:
-        return "lngen show SPEC --stage cuda --schedule SCHEDULE"
-    direction = plan.spec.direction
-    keys = (key.split("=") for key in str(plan.spec).partition(":")[2].split(","))
-    options = ", ".join(f"{name}={value if name == 'd' else repr(value)}" for name, value in keys)
-    return f"lngen.compile(g, {options}, schedule={{'{direction}': SCHEDULE}}).source('{direction}')"
+    lines = {"regenerate": _regenerate(plan, arch, source)}
+    lines["compile"] = f"nvcc -cubin -arch={arch} {SEARCH} {COMPILE} {plan.name}.cu"
+    return "\n".join(f"//   {name:<10} : {text}" for name, text in lines.items())
+
+
+def _regenerate(plan: Plan, arch: str, source: str) -> str:
+    """The command line that writes the text, or Python where the graph ``g`` is defined if only that has it."""
+    spec, schedule, direction = plan.spec, str(plan.schedule), plan.spec.direction
+    keys = str(spec).partition(":")[2]
+    if spec.builtin or source:
+        text = str(spec) if spec.builtin else shlex.quote(f"{source}.{direction}:{keys}")
+        return f"lngen show {text} --schedule {schedule}{f' --arch {arch}' * (arch != DEFAULT_ARCH)} > {plan.name}.cu"
+    options = ", ".join(
+        f"{k}={v if k == 'd' else repr(v)}" for k, _, v in (key.partition("=") for key in keys.split(","))
+    )
+    call = f"lngen.compile(g, {options}, schedule={{'{direction}': '{schedule}'}})"
+    return f"{call}.source('{direction}', '{arch}', bundle=False)"
 
 
 @cache

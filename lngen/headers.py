@@ -15,7 +15,8 @@ from functools import cache
 from lngen.config import data_dir
 
 PREFIX = "lngen/"  # of an include: #include "lngen/tma.cuh"
-SEARCH = "-I templates/include"  # the compiler option that finds them, from the folder that has ``templates``
+# The compiler option that finds them, for a shell: this module prints their folder.
+SEARCH = '-I "$(python -m lngen.headers)"'
 
 # The names that each header declares in namespace lngen. A value of a graph takes none of them.
 PROVIDES = {
@@ -25,7 +26,7 @@ PROVIDES = {
     "cp_async": "CpAsyncStream cp_async",
     "dynamic_tma": "ClusterDynamicTmaStream DynamicTmaRing DynamicTmaStream",
     "exchange": "ClusterExchange",
-    "finish": "ColumnFinish L2Load column_total interleaved_sums partial_rows share_totals",
+    "finish": "ColumnFinish L2Load column_total interleaved_sums partials_per_column share_totals",
     "grid_barrier": "grid_barrier",
     "launch": "pdl_trigger pdl_wait",
     "mbarrier": "mbarrier_arrive mbarrier_arrive_expect mbarrier_expect_more mbarrier_init mbarrier_init_fence"
@@ -43,9 +44,9 @@ PROVIDES = {
     " segment_size segment_sums",
     "tma": "TmaRing TmaStream tma_load tma_store tma_store_commit tma_store_fence tma_store_wait",
     "unaligned_tma": "Span load_tail misalignment tma_load_span tma_store_span",
-    "vector": "Access EarlyLoad16 EarlyLoad2 EarlyLoad4 EarlyLoad8 EvictLastStore16 EvictLastStore4 EvictLastStore8"
-    " GlobalStore Load PlainLoad PlainStore ReadOnlyLoad RowLoad Vec Word load load_row load_scalar packed"
-    " prefetch_l2 store widen_row widened write",
+    "vector": "Access EvictLastStore16 EvictLastStore4 EvictLastStore8 GlobalStore Load PlainLoad PlainStore"
+    " ReadOnlyLoad RowLoad UnmovedLoad16 UnmovedLoad2 UnmovedLoad4 UnmovedLoad8 Vec Word load load_row load_scalar"
+    " packed prefetch_l2 store widen_row widened write",
     "vector_sums": "tree_reduce_shared vector_sums",
 }
 HEADER_OF = {name: header for header, names in PROVIDES.items() for name in names.split()}
@@ -88,7 +89,7 @@ def headers_hash() -> str:
 
 
 def bundled(text: str, texts: Callable[[str], str] | None = None) -> str:
-    """``text`` with whole headers in place of its includes: one file that stands alone, compiled without SEARCH.
+    """``text`` with whole headers in place of its includes: one file that stands alone, as its commands say.
 
     The headers keep their guards, so that several such files can be one translation unit.
     """
@@ -97,5 +98,11 @@ def bundled(text: str, texts: Callable[[str], str] | None = None) -> str:
         return text
     headers = (_INCLUDE.sub("", of_header) for of_header in included(text, texts).values())
     kernels = _INCLUDE.sub("", text[first.start() :]).lstrip()
-    comment = text[: first.start()].replace(f"{SEARCH} ", "", 1)
+    comment = text[: first.start()]
+    for option, alone in ((f"{SEARCH} ", ""), ("lngen show ", "lngen show --bundle "), ("bundle=False", "bundle=True")):
+        comment = comment.replace(option, alone, 1)
     return comment + "\n".join([*headers, kernels])
+
+
+if __name__ == "__main__":
+    print(data_dir("templates") / "include")

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lngen.errors import SpecError, short
@@ -72,6 +73,15 @@ def imported(name: str, folder: Path | None = None) -> Any:
             raise SpecError(f"'{name}' cannot be imported: '{module_name}' has no '{path}'.")
         found = getattr(found, part)
     return found
+
+
+def module_name(module: ModuleType) -> str:
+    """The name by which ``imported`` finds a module, which may be the program that runs; empty if there is none."""
+    if module.__name__ != "__main__":
+        return module.__name__
+    if module.__spec__:
+        return module.__spec__.name
+    return Path(getattr(module, "__file__", None) or "").stem
 
 
 def failure(error: BaseException) -> str:

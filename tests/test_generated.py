@@ -63,7 +63,7 @@ def test_the_catalog_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_changed_byte_a_missing_and_a_superfluous_file_are_seen(copy: Path) -> None:
     stale, missing, *_ = sorted(copy.iterdir())
-    stale.write_bytes(stale.read_bytes().replace(b"live", b"life", 1))
+    stale.write_bytes(stale.read_bytes().replace(b"has_row", b"had_row", 1))
     missing.unlink()
     (copy / "other.cu").write_text("// by hand\n")
     done = call("generated", "--check", "--dir", str(copy))

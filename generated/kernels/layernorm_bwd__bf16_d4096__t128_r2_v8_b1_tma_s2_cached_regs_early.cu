@@ -3,14 +3,14 @@
 //   spec       : layernorm.bwd:d=4096,dtype=bf16
 //   schedule   :
 //     form=tma,threads=128,rows_per_block=2,vec=8,stages=2,cached_weights=yes,row_in_registers=yes,early_release=yes
-//   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-//   launch 1   : rows, grid min(126, ceil(rows / 2)), block 256, 65536 bytes of dynamic shared memory; no launch for
-//     rows = 0
+//   launch 1   : rows, grid min(126, ceil(M / 2)), block 256, at least 65536 bytes of dynamic shared memory; no launch
+//     for M = 0
 //   launch 2   : finish, grid 128, block 512
 //   workspace  : sum_dy_xhat_partials_: f32[516096]; sum_dy_partials_: f32[516096]
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
 //   ir-sha256  : 9a5159f9e8e3
+//   regenerate : lngen show layernorm.bwd:d=4096,dtype=bf16 --schedule form=tma,threads=128,rows_per_block=2,vec=8,stages=2,cached_weights=yes,row_in_registers=yes,early_release=yes > layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early.cu
+//   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early.cu
 //
 // graph @layernorm_bwd {order=v1}(%dy: bf16[M, D], %x: bf16[M, D], %gamma: bf16[D], %mean: f32[M], %rstd: f32[M]) ->
 //     (bf16[M, D], bf16[D], bf16[D]) {
@@ -74,8 +74,8 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
     if (group_first_ < rows_) {
         prefetch_l2<Row>(dy_ptr_ + group_first_ * dy_stride_ + Row::first_column(), Row::columns());
         prefetch_l2<Row>(x_ptr_ + group_first_ * x_stride_ + Row::first_column(), Row::columns());
-        prefetch_l2<Row>(mean_ptr_ + group_first_, 1);
-        prefetch_l2<Row>(rstd_ptr_ + group_first_, 1);
+        prefetch_l2<Row>(mean_ptr_ + group_first_, /* elements */ 1);
+        prefetch_l2<Row>(rstd_ptr_ + group_first_, /* elements */ 1);
         // Only the row group of row 0 prefetches the weights, which all rows share: prefetches of the same lines by
         // every block would queue in L2.
         if (group_first_ == 0) {
@@ -88,24 +88,27 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
     pdl_trigger();
 
     const float d_size = 4096.0f;  // %d_size = const {dtype=f32, value=4096.0}
-    // Issue the first row's scalars before the weights and the rows. The empty asm stops the compiler from moving them
-    // behind.
+    // The first row's numbers are loaded before the weights and the rows. The empty asm keeps that order, which
+    // the compiler would change.
     float mean_next_ = {};
-    if (stream_.block_first_row < rows_) mean_next_ = load_scalar<EarlyLoad4>(mean_ptr_ + stream_.valid(group_first_));
+    if (stream_.block_first_row < rows_) mean_next_ = load_scalar<UnmovedLoad4>(mean_ptr_
+        + stream_.row_or_last(group_first_));
     float rstd_next_ = {};
-    if (stream_.block_first_row < rows_) rstd_next_ = load_scalar<EarlyLoad4>(rstd_ptr_ + stream_.valid(group_first_));
+    if (stream_.block_first_row < rows_) rstd_next_ = load_scalar<UnmovedLoad4>(rstd_ptr_
+        + stream_.row_or_last(group_first_));
     asm volatile("" ::: "memory");
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
-    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, UnmovedLoad16>(gamma_cached_, gamma_ptr_);
     float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
     begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
     float sum_dy_sums_[Row::VECTORS][Row::N];
     begin_column_sums<Add<float>, Row>(sum_dy_sums_);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * 4);
+        mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16) + sizeof(bf16)));
         tma_load(stage_, dy_ptr_ + row_ * dy_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
-        tma_load(stage_ + 8192, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
+        tma_load(stage_ + /* bytes */ 8192, x_ptr_ + row_ * x_stride_ + Row::first_column(),
+            Row::columns() * sizeof(bf16), full_);
     };
     stream_.prime(fill_stage_);
     // `rows_ >> 63` is 0, so the parity is unchanged; but the statement uses every value loaded above, so the loads
@@ -116,12 +119,12 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
     #pragma unroll 1
     while (stream_.next()) {
         const float mean = mean_next_;
-        mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.valid(stream_.row + stream_.STEP));
+        mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.row_or_last(stream_.row + stream_.STEP));
         const float rstd = rstd_next_;
-        rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.valid(stream_.row + stream_.STEP));
+        rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.row_or_last(stream_.row + stream_.STEP));
         stream_.wait();
-        const auto* dy_shared_ = stream_.shared<bf16>(0);
-        const auto* x_shared_ = stream_.shared<bf16>(8192);
+        const auto* dy_shared_ = stream_.shared<bf16>(/* byte */ 0);
+        const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 8192);
         Vec<bf16, Row::N> dy_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(dy_row_, dy_shared_);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
@@ -168,25 +171,25 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__rows(
                 const float dx32 = rstd * dx32_part_1;              // %dx32 = mul %rstd, %dx32_part_1
                 const bf16 dx = bf16_from_f32(dx32);                // %dx = cast %dx32 {to=bf16}
                 // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=126, groups=2, interleave=16}
-                if (stream_.live()) sum_dy_xhat_sums_[v_][i_] = fmaf(dy32, xhat, sum_dy_xhat_sums_[v_][i_]);
+                if (stream_.has_row()) sum_dy_xhat_sums_[v_][i_] = fmaf(dy32, xhat, sum_dy_xhat_sums_[v_][i_]);
                 // %sum_dy = reduce_sum %dy32 {axis=M, blocks=126, groups=2, interleave=16}
-                if (stream_.live()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy32;
+                if (stream_.has_row()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy32;
                 dx_out_[i_] = dx;
             }
-            if (stream_.live()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
+            if (stream_.has_row()) store<Row, PlainStore>(dx_ptr_ + stream_.row * dx_stride_, v_, dx_out_);
         }
     }
 
     // ---- partial column sums: the row groups share them where the rows were ----
     float* sums_buffer_ = reinterpret_cast<float*>(ring_);
     __syncthreads();
-    share_column_sums<Row, 4>(sums_buffer_, sum_dy_xhat_sums_);
-    share_column_sums<Row, 4>(sums_buffer_ + 8192, sum_dy_sums_);
+    share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_xhat_sums_);
+    share_column_sums<Row, /* unit */ 4>(sums_buffer_ + /* floats */ 8192, sum_dy_sums_);
     __syncthreads();
-    store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_xhat_partials_
-        + static_cast<long long>(Row::grid_index()) * 4096, sums_buffer_);
-    store_partial<Add<float>, Row, 4, EvictLastStore16>(sum_dy_partials_
-        + static_cast<long long>(Row::grid_index()) * 4096, sums_buffer_ + 8192);
+    store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_xhat_partials_
+        + static_cast<long long>(Row::grid_index()) * /* leading */ 4096, sums_buffer_);
+    store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_partials_
+        + static_cast<long long>(Row::grid_index()) * /* leading */ 4096, sums_buffer_ + /* floats */ 8192);
 }
 
 // ---- the finish: the partial column sums are completed ----
@@ -202,16 +205,16 @@ layernorm_bwd__bf16_d4096__t128_r2_v8_b1_tma_s2_cached_regs_early__finish(
     using Finish = ColumnFinish</* D */ 4096, /* leading */ 4096, /* interleave */ 16, /* columns */ 32,
         /* columns per thread */ 1, /* batch */ 8, /* rows per term */ 1>;
     __shared__ __align__(16) float totals_[1024];
-    const int partial_rows_ = partial_rows</* rows per block */ 2, /* blocks */ 126>(rows_);
-    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < 4096; tile_ += gridDim.x) {
-        share_totals<Add<float>, Finish>(totals_, tile_, partial_rows_, sum_dy_xhat_partials_, sum_dy_partials_);
+    const int partials_per_column_ = partials_per_column</* rows per block */ 2, /* blocks */ 126>(rows_);
+    for (int tile_ = blockIdx.x; tile_ * Finish::COLUMNS < Finish::D; tile_ += gridDim.x) {
+        share_totals<Add<float>, Finish>(totals_, tile_, partials_per_column_, sum_dy_xhat_partials_, sum_dy_partials_);
         __syncthreads();
         const int col_ = tile_ * Finish::COLUMNS + threadIdx.x;
-        if (threadIdx.x < Finish::COLUMNS && col_ < 4096) {
+        if (threadIdx.x < Finish::COLUMNS && col_ < Finish::D) {
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, blocks=126, groups=2, interleave=16}
-            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, 0, rows_);
+            const float sum_dy_xhat = column_total<Add<float>, Finish>(totals_, /* sum */ 0, rows_);
             // %sum_dy = reduce_sum %dy32 {axis=M, blocks=126, groups=2, interleave=16}
-            const float sum_dy = column_total<Add<float>, Finish>(totals_, 1, rows_);
+            const float sum_dy = column_total<Add<float>, Finish>(totals_, /* sum */ 1, rows_);
             const bf16 dgamma = bf16_from_f32(sum_dy_xhat);  // %dgamma = cast %sum_dy_xhat {to=bf16}
             const bf16 dbeta = bf16_from_f32(sum_dy);        // %dbeta = cast %sum_dy {to=bf16}
             dgamma_ptr_[col_] = dgamma;

@@ -3,12 +3,12 @@
 //   spec       : layernorm.fwd:d=12288,dtype=bf16
 //   schedule   : form=tma,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=2,grid=264,cached_weights=yes,
 //       row_in_registers=yes,early_release=yes,dynamic=yes
-//   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-//   launch 1   : rows, grid min(264, rows), block 256, 49152 bytes of dynamic shared memory; no launch for rows = 0
+//   launch 1   : rows, grid min(264, M), block 256, at least 49152 bytes of dynamic shared memory; no launch for M = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
 //   ir-sha256  : 8153be73feb1
+//   regenerate : lngen show layernorm.fwd:d=12288,dtype=bf16 --schedule form=tma,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,stages=2,grid=264,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes > layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic.cu
+//   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic.cu
 //
 // graph @layernorm_fwd {order=v1}(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -83,11 +83,11 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
     const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
-    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
+    load_row<Row, UnmovedLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, UnmovedLoad16>(beta_cached_, beta_ptr_);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * 2);
+        mbarrier_arrive_expect(full_, Row::columns() * sizeof(bf16));
         tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
     };
     stream_.prime(fill_stage_);
@@ -95,13 +95,13 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
     #pragma unroll 1
     while (stream_.next()) {
         stream_.wait();
-        const auto* x_shared_ = stream_.shared<bf16>(0);
+        const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 0);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
 
         // ---- reduce: mean_sum ----
         float mean_sum;
-        joined_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& mean_sum_acc_) {
+        joined_sums<Add<float>, Row, /* interleave */ 4>(reduce_, [&](int v_, float& mean_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 // %mean_sum = reduce_sum %x32 {axis=D, chunk=8, interleave=4, segment=6144}
@@ -111,11 +111,11 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
         warp_barrier<Row>();
         stream_.release(fill_stage_);
         const float mean = mean_sum / d_size;  // %mean = div %mean_sum, %d_size
-        if (stream_.live() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
+        if (stream_.has_row() && Row::thread() == 0) mean_ptr_[stream_.row] = mean;
 
         // ---- reduce: var_sum ----
         float var_sum;
-        joined_sums<Add<float>, Row, 4>(reduce_, [&](int v_, float& var_sum_acc_) {
+        joined_sums<Add<float>, Row, /* interleave */ 4>(reduce_, [&](int v_, float& var_sum_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 const float xc = x32 - mean;  // %xc = sub %x32, %mean
@@ -127,7 +127,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-        if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
+        if (stream_.has_row() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
         #pragma unroll
@@ -145,7 +145,7 @@ layernorm_fwd__bf16_d12288__t256_r1_v8_b2_tma_s2_g264_cached_regs_early_dynamic_
                 const bf16 y = bf16_from_f32(y32);                // %y = cast %y32 {to=bf16}
                 y_out_[i_] = y;
             }
-            if (stream_.live()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
+            if (stream_.has_row()) store<Row, PlainStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
         }
     }
 }

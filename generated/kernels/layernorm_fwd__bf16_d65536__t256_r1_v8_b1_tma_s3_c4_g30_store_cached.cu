@@ -3,12 +3,12 @@
 //   spec       : layernorm.fwd:d=65536,dtype=bf16
 //   schedule   :
 //     form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes
-//   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-//   launch 1   : rows, grid 4 * min(30, rows), block 256, clusters of 4, 98304 bytes of dynamic shared memory; no
-//     launch for rows = 0
+//   launch 1   : rows, grid 4 * min(30, M), block 256, clusters of 4, at least 98304 bytes of dynamic shared memory; no
+//     launch for M = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : 0ed5262ab6df
+//   ir-sha256  : d26d10cecb1d
+//   regenerate : lngen show layernorm.fwd:d=65536,dtype=bf16 --schedule form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes > layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached.cu
+//   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached.cu
 //
 // graph @layernorm_fwd {order=v1}(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -16,8 +16,8 @@
 //   %beta32    : f32[D]     = cast %beta {to=f32}
 //   %x32_sums  : f32[M, S]  = segment_sum %x32 {chunk=8, segment=8192}
 //   %n         : f32[S]     = segment_size {dtype=f32, segment=8192}
-//   %one_1     : f32[]      = const {dtype=f32, value=1.0}
-//   %n_inverse : f32[S]     = div %one_1, %n
+//   %one       : f32[]      = const {dtype=f32, value=1.0}
+//   %n_inverse : f32[S]     = div %one, %n
 //   %centre    : f32[M, S]  = mul %x32_sums, %n_inverse
 //   %far       : f32[M, D]  = sub %x32, %centre
 //   %squares   : f32[M, S]  = segment_dot %far, %far {chunk=8, segment=8192}
@@ -32,7 +32,6 @@
 //   %eps       : f32[]      = const {dtype=f32, value=1e-05}
 //   %veps      : f32[M]     = add %var, %eps
 //   %rstd_root : f32[M]     = sqrt %veps
-//   %one       : f32[]      = const {dtype=f32, value=1.0}
 //   %rstd      : f32[M]     = div %one, %rstd_root
 //   %shift     : f32[M, S]  = mul %off, %rstd
 //   %xhat      : f32[M, D]  = fma %far, %rstd, %shift
@@ -91,18 +90,17 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
     pdl_wait();
     pdl_trigger();
 
-    const float one_1 = 1.0f;       // %one_1 = const {dtype=f32, value=1.0}
+    const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
     const float d_size = 65536.0f;  // %d_size = const {dtype=f32, value=65536.0}
     const float eps = 1e-05f;       // %eps = const {dtype=f32, value=1e-05}
-    const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
-    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
+    load_row<Row, UnmovedLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, UnmovedLoad16>(beta_cached_, beta_ptr_);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         tma_store_wait();  // the results of the row before have left the stage
-        mbarrier_arrive_expect(full_, Row::columns() * 2);
+        mbarrier_arrive_expect(full_, Row::columns() * sizeof(bf16));
         tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(bf16), full_);
     };
     stream_.prime(fill_stage_);
@@ -110,8 +108,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
     #pragma unroll 1
     while (stream_.next()) {
         stream_.wait();
-        const auto* x_shared_ = stream_.shared<bf16>(0);
-        auto* y_shared_ = stream_.shared<bf16>(0);
+        const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 0);
+        auto* y_shared_ = stream_.shared<bf16>(/* byte */ 0);
 
         // ---- reduce: x32_sums ----
         float x32_sums_own_[Row::SEGMENTS];
@@ -132,7 +130,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=8192}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
-            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
@@ -142,8 +140,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             }
         }, squares_own_);
         const float* all_1_ = exchange_segments<Row>(exchange_, x32_sums_own_,squares_own_);
-        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(0, s_, 2)]; };
-        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(1, s_, 2)]; };
+        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(/* sum */ 0, s_, /* of */ 2)]; };
+        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(/* sum */ 1, s_, /* of */ 2)]; };
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
         const float mean_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 8>([&](int s_) {
@@ -154,7 +152,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=8192}
-            const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
             const float off = centre - mean;                            // %off = sub %centre, %mean
             const float n_off = n * off;                                // %n_off = mul %n, %off
@@ -165,8 +163,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-        if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
-        if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
+        if (stream_.has_row() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
+        if (stream_.has_row() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
         #pragma unroll
@@ -176,7 +174,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=8192}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
-            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             const float off = centre - mean;                     // %off = sub %centre, %mean
             const float shift = off * rstd;                      // %shift = mul %off, %rstd
@@ -195,7 +193,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
 
         tma_store_fence();
         row_barrier<Row>();
-        if (stream_.live() && Row::thread() == 0) {
+        if (stream_.has_row() && Row::thread() == 0) {
             tma_store(y_ptr_ + stream_.row * y_stride_ + Row::first_column(), y_shared_ + Row::first_column(),
                 Row::columns() * sizeof(bf16));
             tma_store_commit();

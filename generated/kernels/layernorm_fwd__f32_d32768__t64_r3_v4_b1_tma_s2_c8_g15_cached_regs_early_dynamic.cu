@@ -3,13 +3,13 @@
 //   spec       : layernorm.fwd:d=32768,dtype=f32
 //   schedule   : form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=15,cached_weights=yes,
 //       row_in_registers=yes,early_release=yes,dynamic=yes
-//   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-//   launch 1   : rows, grid 8 * min(15, ceil(rows / 3)), block 192, clusters of 8, 98304 bytes of dynamic shared
-//     memory; no launch for rows = 0
+//   launch 1   : rows, grid 8 * min(15, ceil(M / 3)), block 192, clusters of 8, at least 98304 bytes of dynamic shared
+//     memory; no launch for M = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : 7369fa0bd94b
+//   ir-sha256  : 7436bd0e6299
+//   regenerate : lngen show layernorm.fwd:d=32768,dtype=f32 --schedule form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=15,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes > layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic.cu
+//   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic.cu
 //
 // graph @layernorm_fwd {order=v1}(%x: f32[M, D], %gamma: f32[D], %beta: f32[D]) -> (f32[M, D], f32[M], f32[M]) {
 //   %x32        : f32[M, D] = cast %x {to=f32}
@@ -17,8 +17,8 @@
 //   %beta32     : f32[D]    = cast %beta {to=f32}
 //   %x32_sums   : f32[M, S] = segment_sum %x32 {chunk=4, segment=4096}
 //   %n          : f32[S]    = segment_size {dtype=f32, segment=4096}
-//   %one_1      : f32[]     = const {dtype=f32, value=1.0}
-//   %n_inverse  : f32[S]    = div %one_1, %n
+//   %one        : f32[]     = const {dtype=f32, value=1.0}
+//   %n_inverse  : f32[S]    = div %one, %n
 //   %centre     : f32[M, S] = mul %x32_sums, %n_inverse
 //   %far        : f32[M, D] = sub %x32, %centre
 //   %rest       : f32[M, S] = segment_sum %far {chunk=4, segment=4096}
@@ -39,7 +39,6 @@
 //   %eps        : f32[]     = const {dtype=f32, value=1e-05}
 //   %veps       : f32[M]    = add %var, %eps
 //   %rstd_root  : f32[M]    = sqrt %veps
-//   %one        : f32[]     = const {dtype=f32, value=1.0}
 //   %rstd       : f32[M]    = div %one, %rstd_root
 //   %shift      : f32[M, S] = mul %off, %rstd
 //   %xhat       : f32[M, D] = fma %far, %rstd, %shift
@@ -100,17 +99,16 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
     pdl_wait();
     pdl_trigger();
 
-    const float one_1 = 1.0f;       // %one_1 = const {dtype=f32, value=1.0}
+    const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
     const float d_size = 32768.0f;  // %d_size = const {dtype=f32, value=32768.0}
     const float eps = 1e-05f;       // %eps = const {dtype=f32, value=1e-05}
-    const float one = 1.0f;         // %one = const {dtype=f32, value=1.0}
     Vec<float, Row::N> gamma_cached_[Row::VECTORS];
     Vec<float, Row::N> beta_cached_[Row::VECTORS];
-    load_row<Row, EarlyLoad16>(gamma_cached_, gamma_ptr_);
-    load_row<Row, EarlyLoad16>(beta_cached_, beta_ptr_);
+    load_row<Row, UnmovedLoad16>(gamma_cached_, gamma_ptr_);
+    load_row<Row, UnmovedLoad16>(beta_cached_, beta_ptr_);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        mbarrier_arrive_expect(full_, Row::columns() * 4);
+        mbarrier_arrive_expect(full_, Row::columns() * sizeof(float));
         tma_load(stage_, x_ptr_ + row_ * x_stride_ + Row::first_column(), Row::columns() * sizeof(float), full_);
     };
     stream_.prime(fill_stage_);
@@ -118,7 +116,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
     #pragma unroll 1
     while (stream_.next()) {
         stream_.wait();
-        const auto* x_shared_ = stream_.shared<float>(0);
+        const auto* x_shared_ = stream_.shared<float>(/* byte */ 0);
         Vec<float, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
 
@@ -137,7 +135,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
-            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
@@ -151,7 +149,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
-            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
@@ -163,9 +161,9 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         }, squares_own_);
         stream_.broadcast(exchange_);
         const float* all_1_ = exchange_segments<Row>(exchange_, x32_sums_own_,rest_own_,squares_own_);
-        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(0, s_, 3)]; };
-        const auto rest_all_1_ = [&](int s_) { return all_1_[exchange_.index(1, s_, 3)]; };
-        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(2, s_, 3)]; };
+        const auto x32_sums_all_1_ = [&](int s_) { return all_1_[exchange_.index(/* sum */ 0, s_, /* of */ 3)]; };
+        const auto rest_all_1_ = [&](int s_) { return all_1_[exchange_.index(/* sum */ 1, s_, /* of */ 3)]; };
+        const auto squares_all_1_ = [&](int s_) { return all_1_[exchange_.index(/* sum */ 2, s_, /* of */ 3)]; };
         warp_barrier<Row>();
         stream_.release(fill_stage_);
         // %mean_sum = reduce_sum %x32_sums {axis=S, interleave=4}
@@ -178,7 +176,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const float off_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
-            const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
             const float off_first = centre - mean_first;                // %off_first = sub %centre, %mean_first
             const float left = fmaf(n, off_first, rest_all_1_(s_));     // %left = fma %n, %off_first, %rest
@@ -190,7 +188,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
             const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
-            const float n_inverse = one_1 / n;                          // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
             const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
             const float off = centre - mean;                            // %off = sub %centre, %mean
             const float n_off = n * off;                                // %n_off = mul %n, %off
@@ -201,8 +199,8 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         const float veps = var + eps;         // %veps = add %var, %eps
         const float rstd_root = sqrtf(veps);  // %rstd_root = sqrt %veps
         const float rstd = one / rstd_root;   // %rstd = div %one, %rstd_root
-        if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
-        if (stream_.live() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
+        if (stream_.has_row() && Row::thread() == 0 && Row::rank() == 0) mean_ptr_[stream_.row] = mean;
+        if (stream_.has_row() && Row::thread() == 0 && Row::rank() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
         #pragma unroll
@@ -211,7 +209,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
             const int s_ = v_ / Row::PER_SEGMENT;
             // %n = segment_size {dtype=f32, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
-            const float n_inverse = one_1 / n;                   // %n_inverse = div %one_1, %n
+            const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             const float off = centre - mean;                     // %off = sub %centre, %mean
             const float shift = off * rstd;                      // %shift = mul %off, %rstd
@@ -223,7 +221,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
                 const float y = y32;                                     // %y = cast %y32 {to=f32}
                 y_out_[i_] = y;
             }
-            if (stream_.live()) store<Row, GlobalStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
+            if (stream_.has_row()) store<Row, GlobalStore>(y_ptr_ + stream_.row * y_stride_, v_, y_out_);
         }
     }
 }

@@ -3,12 +3,12 @@
 //   spec       : rmsnorm.fwd:d=1001,dtype=bf16,beta=yes
 //   schedule   : form=tma_unaligned,threads=32,rows_per_block=4,vec=1,blocks_per_sm=3,stages=3,grid=384,tma_store=yes,
 //       cached_weights=yes,row_in_registers=yes
-//   regenerate : lngen show SPEC --stage cuda --schedule SCHEDULE
-//   compile    : nvcc or NVRTC: -I templates/include -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
-//   launch 1   : rows, grid min(384, ceil(rows / 4)), block 128, 49152 bytes of dynamic shared memory; no launch for
-//     rows = 0
+//   launch 1   : rows, grid min(384, ceil(M / 4)), block 128, at least 49152 bytes of dynamic shared memory; no launch
+//     for M = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
 //   ir-sha256  : 468ed0005ab7
+//   regenerate : lngen show rmsnorm.fwd:d=1001,dtype=bf16,beta=yes --schedule form=tma_unaligned,threads=32,rows_per_block=4,vec=1,blocks_per_sm=3,stages=3,grid=384,tma_store=yes,cached_weights=yes,row_in_registers=yes > rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_regs.cu
+//   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_regs.cu
 //
 // graph @rmsnorm_fwd {order=v1}(%x: bf16[M, D], %gamma: bf16[D], %beta: bf16[D]) -> (bf16[M, D], f32[M]) {
 //   %x32       : f32[M, D]  = cast %x {to=f32}
@@ -77,8 +77,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
     const float one = 1.0f;        // %one = const {dtype=f32, value=1.0}
     Vec<bf16, Row::N> gamma_cached_[Row::VECTORS];
     Vec<bf16, Row::N> beta_cached_[Row::VECTORS];
-    load_row<Row, EarlyLoad2>(gamma_cached_, gamma_ptr_);
-    load_row<Row, EarlyLoad2>(beta_cached_, beta_ptr_);
+    load_row<Row, UnmovedLoad2>(gamma_cached_, gamma_ptr_);
+    load_row<Row, UnmovedLoad2>(beta_cached_, beta_ptr_);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
         tma_store_wait();  // the results of the row before have left the stage
@@ -92,8 +92,10 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
     #pragma unroll 1
     while (stream_.next()) {
         stream_.wait();
-        const auto* x_shared_ = stream_.shared<bf16>(0) + misalignment(x_ptr_ + stream_.valid(stream_.row) * x_stride_);
-        auto* y_shared_ = stream_.shared<bf16>(2048) + misalignment(y_ptr_ + stream_.valid(stream_.row) * y_stride_);
+        const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 0) + misalignment(x_ptr_
+            + stream_.row_or_last(stream_.row) * x_stride_);
+        auto* y_shared_ = stream_.shared<bf16>(/* byte */ 2048) + misalignment(y_ptr_
+            + stream_.row_or_last(stream_.row) * y_stride_);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
         load_row<Row, PlainLoad>(x_row_, x_shared_);
 
@@ -112,7 +114,7 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
         const float mseps = ms + eps;          // %mseps = add %ms, %eps
         const float rstd_root = sqrtf(mseps);  // %rstd_root = sqrt %mseps
         const float rstd = one / rstd_root;    // %rstd = div %one, %rstd_root
-        if (stream_.live() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
+        if (stream_.has_row() && Row::thread() == 0) rstd_ptr_[stream_.row] = rstd;
 
         // ---- store: y ----
         #pragma unroll
@@ -132,8 +134,8 @@ rmsnorm_fwd__bf16_d1001_beta__t32_r4_v1_b3_tma_unaligned_s3_g384_store_cached_re
 
         tma_store_fence();
         row_barrier<Row>();
-        if (stream_.live()) {
-            tma_store_span<Row>(y_ptr_ + stream_.row * y_stride_, stream_.shared<bf16>(2048));
+        if (stream_.has_row()) {
+            tma_store_span<Row>(y_ptr_ + stream_.row * y_stride_, stream_.shared<bf16>(/* byte */ 2048));
             if (Row::thread() == 0) tma_store_commit();
         }
     }

@@ -317,8 +317,8 @@ def _made_by(role: Facts, nvrtc: Version | None) -> Facts:
 def _data(one: _Set, role: Facts, bundle: bool) -> bytes:
     """The bytes of a file. A fat binary has machine code for each arch, and the PTX that newer GPUs run."""
     if role["kind"] == "cu":
-        beside = one.kernels.text.replace(SEARCH, f"-I include/{headers_hash()}", 1)
-        return (one.kernels.bundle if bundle else beside).encode()
+        text = one.kernels.file(one.arches[0], bundle=bundle)
+        return text.replace(SEARCH, f"-I include/{headers_hash()}", 1).encode()
     if role["kind"] == "fatbin":
         inside = [(arch, kind) for arch in one.arches for kind in ("cubin", *["ptx"] * (arch in one.ptx))]
         return fatbin(Image(arch, kind, one.image(arch, kind)) for arch, kind in inside)

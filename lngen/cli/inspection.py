@@ -295,7 +295,7 @@ def view(
         text = "\n".join(code.text() for code in codes)
         return text, {**about, "stage": stage, "arch": arches[0], "kernels": [code.data() for code in codes]}
     if stage == "cuda":
-        text = kernels.bundle if bundle else kernels.text
+        text = kernels.file(arches[0], bundle=bundle)
     else:
         text = str(plan) if stage == "plan" else kernels.ptx(arches[0])
     return text, {**about, "stage": stage, "text": text}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from lngen.graphs.graph_builder import GraphBuilder, Options
 from lngen.ir import OPS, RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.ir.type_rules import ORDER
 from lngen.passes.edit import downstream
-from lngen.user_input import failure, imported, is_function, line_of
+from lngen.user_input import failure, imported, is_function, line_of, module_name
 
 # Names of files and kernels, whose length is bounded, contain the name.
 LONGEST_NAME = 48
@@ -57,6 +58,21 @@ class Definition:
             )
         if not callable(self.describe):
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
+
+    @property
+    def source(self) -> str:
+        """Where the command line finds it, ``module:name`` or a file; empty if it does not."""
+        if isinstance(self.describe, Given | Recorded | FromModule):
+            return self.describe.source
+        module = sys.modules.get(getattr(self.describe, "__module__", ""))
+        if module is None or not (home := module_name(module)):
+            return ""
+        names = [name for name, value in vars(module).items() if self._is_found_as(name, value)]
+        return f"{home}:{min(names, key=lambda n: (n != self.name, n))}" if names else ""
+
+    def _is_found_as(self, name: str, value: object) -> bool:
+        """True if a definition that is read from there is this one."""
+        return (value is self.describe and name == self.name) or (isinstance(value, Definition) and value == self)
 
     def builder(self, options: Options) -> GraphBuilder:
         """The builder after the description has run, once for these options; nothing changes it afterwards.
@@ -107,7 +123,7 @@ class Definition:
         b = self.builder(options)
         notes = {name: getattr(b, name) for name in NOTES}
         text, statistics = str(b.build(*b.results)), tuple(v.name for v in b.statistics)
-        return replace(self, describe=Recorded(text, b.options, statistics, notes))
+        return replace(self, describe=Recorded(text, b.options, statistics, notes, self.source))
 
     def outputs(self, options: Options) -> tuple[str, ...]:
         """Names of the results that are differentiated."""
@@ -164,6 +180,7 @@ class Given:
 
     graph: Graph
     statistics: tuple[str, ...]
+    source: str = field(default="", compare=False)  # the file that it was read from
 
     def __call__(self, b: GraphBuilder) -> None:
         """Repeat the inputs, equations and results, with their names."""
@@ -192,6 +209,7 @@ class Recorded:
     options: Options
     statistics: tuple[str, ...]
     notes: Mapping[str, Any] = field(hash=False)
+    source: str = field(default="", compare=False)
 
     def __call__(self, b: GraphBuilder) -> None:
         """Repeat what the builder had; SpecError for other options."""
@@ -269,21 +287,23 @@ def _from_file(path: Path) -> Definition:
     except UnicodeDecodeError as error:
         raise SpecError(f"'{path}' is expected to be a file with a graph, but it is not UTF-8 text.") from error
     try:
-        return Definition.from_graph(parse(text))
+        found = Definition.from_graph(parse(text))
     except (ParseError, SpecError, VerifyError) as error:
         raise SpecError(f"'{path}' is expected to hold a forward graph: {error}") from error
+    assert isinstance(found.describe, Given)
+    return replace(found, describe=replace(found.describe, source=path.name))
 
 
 @dataclass(frozen=True)
 class FromModule:
-    """Describes a graph as ``module:function`` does, in any process; ``folder`` is searched after all other places."""
+    """Describes a graph as the ``source`` module:function does, in any process; ``folder`` is searched last."""
 
-    name: str
+    source: str
     folder: str
 
     def __call__(self, b: GraphBuilder) -> None:
         """Call the function."""
-        found = imported(self.name, Path(self.folder))
+        found = imported(self.source, Path(self.folder))
         (found.describe if isinstance(found, Definition) else found)(b)
 
 

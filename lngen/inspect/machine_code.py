@@ -184,12 +184,14 @@ class KernelCode:
             each = f"{share[name]:.2f}" if name in share else ""
             cells.append([name, *(str(found.get(name, "")) for found in mixes), each])
         spilled = sum(used[key] for key in ("spill_stores", "spill_loads", "stack"))
+        launch = used["launch_shared"]
+        padded = f"; a launch requests {launch}, so that an SM takes no more blocks" * (launch > used["dynamic_shared"])
         lines = [
             f"kernel {self.name.rpartition('__')[2]}, {self.arch}: {len(self.code)} instructions, "
             f"{used['registers']} registers",
             f"  {used['threads']} threads, per SM {used['blocks_per_multiprocessor']} blocks and "
-            f"{used['warps_per_multiprocessor']} warps; bytes of shared memory: {used['shared']} static, "
-            f"{used['dynamic_shared']} dynamic, {used['launch_shared']} requested",
+            f"{used['warps_per_multiprocessor']} warps",
+            f"  bytes of shared memory: {used['shared']} static, {used['dynamic_shared']} dynamic{padded}",
             *([f"  It spills: {spilled} bytes a thread are in local memory, not in registers."] if spilled else []),
             *(f"  {name:<12}{''.join(f'{cell:>13}' for cell in rest)}".rstrip() for name, *rest in cells),
         ]

@@ -13,6 +13,7 @@ from lngen.lower.parts import (
     Argument,
     Inputs,
     Statement,
+    Sum,
     at_two_distances,
     number,
     sharing,
@@ -25,7 +26,7 @@ from lngen.lower.policies import leading_dimension
 from lngen.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.lower.split import Split, column_graph, split
 from lngen.lower.vectors import THREADS, number_kernel
-from lngen.passes import extract
+from lngen.passes import extract, upstream
 from lngen.problem import STAGED, Problem, Schedule, check, problem
 from lngen.problem.footprint import (
     COLUMN_THREADS,
@@ -129,7 +130,7 @@ class _Lowering:
             phases=releasing(phases(graph, sums, outputs, style), row),
             blocks_per_sm=s.blocks_per_sm,
             policies=row.policies,
-            accumulators=tuple(named(e, n) for n, e in enumerate(sums)),
+            accumulators=self._accumulators(sums),
             dynamic=dynamic_shared(s, p) if s.form in STAGED else 0,
             cluster=s.cluster,
             row=row,
@@ -150,13 +151,21 @@ class _Lowering:
             kernel,
             phases=phases(graph, sums, (), Style(inputs, accumulate=Accumulate(target="{0}_sums_[i_]"))),
             policies=(column_policy(s, p),),
-            accumulators=tuple(named(e, n) for n, e in enumerate(sums)),
+            accumulators=self._accumulators(sums),
             groups=groups,
             row_step=partial_rows(s, p) * groups,
             unroll=max(COLUMN_ROWS // groups, 1),
             leading=leading_dimension(p),
             evict_last=f"EvictLastStore{min(16, s.vec * p.real_size)}",
         )
+
+    def _accumulators(self, sums: tuple[Eqn, ...]) -> tuple[Sum, ...]:
+        """The column sums; one that is only added up to a number says why it is not a number itself."""
+        finish = self.parts.finish or self.graph  # without a finish there are no sums
+        needed = upstream(finish.eqns, {*finish.results} - {*self.parts.handed})
+        order = f"order={self.spec.order}, which fixes its bits, adds rows first."
+        why = f"Only a sum over these columns is a result. {order}"
+        return tuple(replace(named(e, n), why="" if e.out in needed else why) for n, e in enumerate(sums))
 
     def _finish(self, graph: Graph) -> Kernel:
         """The partial sums of all blocks added in their order, and the results computed from them."""

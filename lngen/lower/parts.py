@@ -104,7 +104,10 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Sum:
-    """A reduction: its IR name, its C name, its index among its kind, its IR equation, Add or Max, and the C type."""
+    """A reduction: its IR name, its C name, its index among its kind, its IR equation, Add or Max, and the C type.
+
+    ``why``: what a reader of its accumulator would ask; empty for most.
+    """
 
     name: str
     cname: str
@@ -112,6 +115,7 @@ class Sum:
     note: str
     op: str = "Add"
     real: str = "float"
+    why: str = ""
 
     @property
     def functor(self) -> str:
@@ -275,7 +279,7 @@ class Place:
     @property
     def start(self) -> str:
         """Where the part begins in a stage, in C."""
-        return f"stage_ + {self.offset}" if self.offset else "stage_"
+        return f"stage_ + /* bytes */ {self.offset}" if self.offset else "stage_"
 
 
 # ---- arguments ----

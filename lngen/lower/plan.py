@@ -41,7 +41,7 @@ class Extent:
     def __str__(self) -> str:
         if self.per is None:
             return str(self.fixed)
-        needed = "rows" if self.per == 1 else f"ceil(rows / {self.per})"
+        needed = "M" if self.per == 1 else f"ceil(M / {self.per})"
         blocks = needed if self.limit is None else f"min({self.limit}, {needed})"
         blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
         return f"max({self.least}, {blocks})" if self.least else blocks
@@ -109,7 +109,7 @@ class Finish:
     def totals_of(self, sums: Sequence[Sum]) -> str:
         """C++: where the interleaved sums of some of the accumulators begin."""
         offset = sums[0].index * self.interleave * self.columns
-        return f"totals_ + {offset}" if offset else "totals_"
+        return f"totals_ + /* {sums[0].real}s */ {offset}" if offset else "totals_"
 
 
 @dataclass(frozen=True)
@@ -182,13 +182,13 @@ class Kernel:
         return any(phase.outputs for phase in self.phases)
 
     def launch_rule(self) -> str:
-        """Grid, block and further properties as text."""
+        """Grid, block and further properties as text; M is the number of rows, as in the graph."""
         x, y = self.grid
         grid = str(x) if str(y) == "1" else f"{x} x {y}"
         clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
-        dynamic = f", {self.dynamic} bytes of dynamic shared memory" if self.dynamic else ""
+        dynamic = f", at least {self.dynamic} bytes of dynamic shared memory" if self.dynamic else ""
         cooperative = ", cooperative" if self.cooperative else ""
-        when = "" if self.always else "; no launch for rows = 0"
+        when = "" if self.always else "; no launch for M = 0"
         return f"grid {grid}, block {self.block}{clusters}{dynamic}{cooperative}{when}"
 
 
@@ -215,7 +215,7 @@ class Buffer:
         return f"u{8 * self.dtype.size}" if self.zeroed else str(self.dtype)
 
     def __str__(self) -> str:
-        size = f"{self.per_row} * rows" if self.per_row else str(self.fixed)
+        size = str(self.fixed) if not self.per_row else "M" if self.per_row == 1 else f"{self.per_row} * M"
         return f"{self.name}: {self.element}[{size}]{', zero before the first call' if self.zeroed else ''}"
 
     def bytes(self, rows: int) -> int:

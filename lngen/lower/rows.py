@@ -104,9 +104,10 @@ class RowKernel:
         )
 
     @property
-    def bytes_per_column(self) -> int:
-        """Bytes of all staged inputs in a column."""
-        return sum(SIZES[place.ctype] for place in self.places)
+    def bytes_per_column(self) -> str:
+        """C++: bytes of all staged inputs in a column."""
+        elements = " + ".join(place.element for place in self.places)
+        return f"({elements})" if len(self.places) > 1 else elements
 
     @property
     def unroll(self) -> str:
@@ -126,7 +127,7 @@ class RowKernel:
     def writer_condition(self) -> str:
         """C++: true in the one thread that stores the [M] results of a row."""
         first = " && Row::rank() == 0" if self.schedule.cluster > 1 else ""
-        return f"stream_.live() && Row::thread() == 0{first}"
+        return f"stream_.has_row() && Row::thread() == 0{first}"
 
     @property
     def unit(self) -> int:
@@ -136,16 +137,16 @@ class RowKernel:
     def shared_sums(self, column_sum: Sum) -> str:
         """C++: where a column sum begins in the shared memory of all column sums."""
         offset = column_sum.index * partial_values(self.schedule, self.problem) // self.problem.column_sums
-        return f"sums_buffer_ + {offset}" if offset else "sums_buffer_"
+        return f"sums_buffer_ + /* {column_sum.real}s */ {offset}" if offset else "sums_buffer_"
 
     def partials(self, column_sum: Sum) -> str:
         """C++: the block's row of partial sums of a column sum."""
-        offset = f"static_cast<long long>(Row::grid_index()) * {leading_dimension(self.problem)}"
+        offset = f"static_cast<long long>(Row::grid_index()) * /* leading */ {leading_dimension(self.problem)}"
         return f"{column_sum.partials} + {offset}"
 
     def store_partial(self, column_sum: Sum) -> str:
         """C++: the device function that tree-reduces the row groups of a block, with its template arguments."""
-        arguments = f"{column_sum.functor}, Row, {self.unit}, {self.evict_last}"
+        arguments = f"{column_sum.functor}, Row, /* unit */ {self.unit}, {self.evict_last}"
         if self._few_row_groups:
             return f"store_partial<{arguments}>"
         return f"store_partial_of_many<{arguments}, /* row groups at a time */ {UNITS_IN_REGISTERS}>"
@@ -157,11 +158,11 @@ class RowKernel:
 
     def cached_load(self, tensor: Tensor) -> str:
         """The load policy of cached [D] inputs."""
-        return f"EarlyLoad{min(16, self.schedule.vec * SIZES[tensor.ctype])}"
+        return f"UnmovedLoad{min(16, self.schedule.vec * SIZES[tensor.ctype])}"
 
     def first_row_load(self, tensor: Tensor) -> str:
         """The load policy of the first row's [M] inputs. In clusters it is faster if the compiler places the load."""
-        return "ReadOnlyLoad" if self.exchange else f"EarlyLoad{SIZES[tensor.ctype]}"
+        return "ReadOnlyLoad" if self.exchange else f"UnmovedLoad{SIZES[tensor.ctype]}"
 
     @property
     def next_row_load(self) -> str:
@@ -194,7 +195,7 @@ class RowKernel:
         if self.schedule.tma_store:
             return f"store<Row, PlainStore>({tensor.name}_shared_, {out});"
         policy = "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
-        return f"if (stream_.live()) store<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
+        return f"if (stream_.has_row()) store<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
 
     def address(self, name: str, row: str) -> str:
         """C++: the address of a row of an [M, D] tensor in global memory."""
@@ -202,10 +203,10 @@ class RowKernel:
 
     def in_stage(self, place: Place) -> str:
         """C++: column 0 of a tensor in the stage of the row; an unaligned row begins as far behind as it does there."""
-        start = f"stream_.shared<{place.ctype}>({place.offset})"
+        start = f"stream_.shared<{place.ctype}>(/* byte */ {place.offset})"
         if self.schedule.form != "tma_unaligned":
             return start
-        row = "stream_.row" if self.schedule.dynamic else "stream_.valid(stream_.row)"
+        row = "stream_.row" if self.schedule.dynamic else "stream_.row_or_last(stream_.row)"
         return f"{start} + misalignment({self.address(place.name, row)})"
 
 
@@ -283,7 +284,7 @@ def row_style(graph: Graph, row: RowKernel) -> Style:
         if s.form == "multipass"
         else "{real} {array}[Row::SEGMENTS];",
         term="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
-        accumulate=Accumulate("if (stream_.live()) ", "{0}_sums_[v_][i_]"),
+        accumulate=Accumulate("if (stream_.has_row()) ", "{0}_sums_[v_][i_]"),
         last=s.tma_store,
         cluster=s.cluster > 1,
         keeps=s.form == "registers" or s.row_in_registers,
@@ -316,11 +317,11 @@ def _call(row: RowKernel) -> str:
     """The device function of row reductions, up to the terms; fields in braces are filled by the reduction."""
     s, p = row.schedule, row.problem
     if s.cluster > 1:
-        return "cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_,"
+        return "cluster_sums<{op}, Row, /* interleave */ {interleave}>(reduce_, exchange_,"
     if p.segments == 1:
         return "row_sums<{op}, Row>(reduce_,"
     function = "multipass_sums" if s.form == "multipass" else "joined_sums"
-    return f"{function}<{{op}}, Row, {{interleave}}>(reduce_,"
+    return f"{function}<{{op}}, Row, /* interleave */ {{interleave}}>(reduce_,"
 
 
 def _segment_call(row: RowKernel) -> str:

@@ -148,7 +148,7 @@ def _order(graph: Graph, eqn: Eqn, d: int) -> tuple[str, str]:
             )
         layout = f"/* D */ {d}, /* segment */ {segment}, /* vector */ {chunk}, /* run */ {given.get('run', chunk)}"
         call = f"multipass_sums<{op}, Row, /* interleave */ {interleave}>(reduce_,"
-        return call, f"PartialRowLayout<Block<{THREADS}, 1>, {layout}, /* access */ 1>"
+        return call, f"PartialRowLayout<Block</* threads */ {THREADS}, /* rows */ 1>, {layout}, /* access */ 1>"
     groups, blocks = given.get("groups", 1), given.get("blocks", 1)
     if eqn.op not in SUMS:
         groups, blocks, interleave = 1, THREADS, THREADS

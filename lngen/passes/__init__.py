@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lngen.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, verify
 from lngen.passes.decompose import decompose, place_fma
-from lngen.passes.edit import cse, dce, downstream, extract, upstream
+from lngen.passes.edit import cse, dce, downstream, extract, share_constants, upstream
 from lngen.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.passes.instance import positive_inputs
 from lngen.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
@@ -43,6 +43,7 @@ __all__ = [
     "rebuilt",
     "rule_of",
     "save",
+    "share_constants",
     "share_results",
     "sharers",
     "simplify",
@@ -102,6 +103,6 @@ def finish(
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
     trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
-    trace["compensate"] = graph = verify(compensate(graph, d), "compensate")
+    trace["compensate"] = graph = verify(share_constants(compensate(graph, d)), "compensate")
     trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
     return graph

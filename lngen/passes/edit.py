@@ -74,6 +74,24 @@ def cse(graph: Graph) -> Graph:
     return dce(substitute(graph, same))
 
 
+def share_constants(graph: Graph) -> Graph:
+    """Keep one of equal constants, where the first stands, with the shortest of their names.
+
+    before:  %one_1 = const {value=1.0}        after:  %one = const {value=1.0}
+             %a     = div %one_1, %x                   %a   = div %one, %x
+             %one   = const {value=1.0}                %b   = div %one, %y
+             %b     = div %one, %y
+    """
+    alike: dict[tuple[object, ...], list[Value]] = {}
+    for eqn in graph.eqns:
+        if eqn.op == "const" and eqn.out not in graph.results:
+            alike.setdefault(eqn_key(eqn, ()), []).append(eqn.out)
+    kept = {v: min(values, key=lambda one: (len(one.name), one.name)) for values in alike.values() for v in values}
+    later = {v for values in alike.values() for v in values[1:]}
+    eqns = tuple(replace(e, out=kept.get(e.out, e.out)) for e in graph.eqns if e.out not in later)
+    return substitute(replace(graph, eqns=eqns), kept)
+
+
 def eqn_key(eqn: Eqn, args: tuple[Value, ...]) -> tuple[object, ...]:
     """Equal for equations that compute the same value; ``args`` are the operands, of equal values the first."""
     if eqn.op in ("add", "mul"):

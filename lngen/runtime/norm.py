@@ -202,8 +202,7 @@ class Norm:
 
         It includes lngen's device headers; ``bundle``: they are in it, so that the file stands alone.
         """
-        kernels = self.kernels(direction, arch, rows)
-        return kernels.bundle if bundle else kernels.text
+        return self.kernels(direction, arch, rows).file(arch, bundle=bundle)
 
     def warmup(self, device: int = 0, rows: int | None = None) -> Norm:
         """Compile and load both directions on a GPU, so that later calls with aligned arrays do not have to.

@@ -94,16 +94,6 @@ def test_show_cuda_is_the_source_to_the_byte(monkeypatch: pytest.MonkeyPatch) ->
         assert prints("show", FWD, "--schedule", text) == source
 
 
-def test_the_header_of_a_source_regenerates_it() -> None:
-    source = prints("show", FWD)
-    lines = source.replace("\n//       ", "").splitlines()
-    spec, schedule, command = (
-        next(line for line in lines if line.startswith(f"//   {name} ")).partition(" : ")[2]
-        for name in ("spec", "schedule", "regenerate")
-    )
-    assert prints(*command.replace("SPEC", spec).replace("SCHEDULE", schedule).split()[1:]) == source
-
-
 def test_show_plan_and_its_diff() -> None:
     plan = prints("show", FWD, "--stage", "plan", "--schedule", ALL_KEYS)
     assert plan.startswith("plan layernorm_fwd__f32_d64__t16_r8_v4_b8\n")

@@ -156,6 +156,17 @@ def test_another_build_of_the_compiler_is_noted(monkeypatch: pytest.MonkeyPatch,
 # ---- the command ----
 
 
+def test_machine_code_and_plan_have_one_number_of_dynamic_shared_memory() -> None:
+    """A launch that requests more says why."""
+    for spec, more in ((BACK, True), (FORTH, False)):
+        plan, (code, *_) = golden(spec).plan, machine_code(golden(spec).kernels, "sm_90")
+        dynamic = plan.kernels[0].dynamic
+        (line,) = (line for line in code.text().splitlines() if "bytes of shared memory: " in line)
+        assert f" static, {dynamic} dynamic" in line
+        assert (f"at least {dynamic} bytes of dynamic shared memory" in str(plan)) is (dynamic > 0)
+        assert (f"a launch requests {code.used['launch_shared']}, so that" in line) is more
+
+
 def test_show_sass_its_data_and_its_diffs(tmp_path: Path) -> None:
     golden = ("show", FORTH, "--stage", "sass", "--schedule", catalog.CATALOG[FORTH])
     text, data = prints(*golden), json.loads(prints(*golden, "--json"))

@@ -41,14 +41,25 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 # ---- the text ----
 
 
+COMMAND = re.compile(r"//   (regenerate|compile) +: ")  # a line to paste is one line
+
+
 def test_the_text_is_tidy(plan: Plan) -> None:
     text = emit(plan)
     assert text.endswith("}\n")
     assert text.isascii()
     assert not re.search(r"\t|[ \r]$|\n\n\n", text, re.MULTILINE)
-    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
+    assert [line for line in text.splitlines() if len(line) > WIDTH and not COMMAND.match(line)] == []
     code = re.sub(r'"(\\.|[^"\\])*"|//.*', "", text)
     assert [code.count(c) for c in "([{"] == [code.count(c) for c in ")]}"]
+
+
+def test_a_number_in_the_code_says_what_it_is(plan: Plan) -> None:
+    """Of template arguments, offsets, distances and indices; equations say it in their notes."""
+    text = emit(plan)
+    lines = [line.partition("//")[0] for line in text[text.index("namespace lngen {") :].splitlines()]
+    bare = re.compile(r"(?<!\bif)(?<!__align__)(?:<|\(|, |\+ |\* |\+= )\d+\b(?![.\w])")
+    assert [line for line in lines if bare.search(line) and "__launch_bounds__" not in line] == []
 
 
 def test_the_text_has_no_trace_of_machine_or_day(plan: Plan) -> None:
@@ -87,12 +98,10 @@ def test_a_note_that_is_no_equation_stays_behind_its_statement() -> None:
 
 
 def facts_of(text: str) -> dict[str, str]:
-    """The facts in the header of an emitted text; the command to regenerate it in full."""
+    """The facts in the header of an emitted text."""
     header = [line.removeprefix("// ") for line in unwrapped(text).split("\n\n")[0].splitlines()]
     start = next(n for n, line in enumerate(header) if line.startswith("graph @"))
-    facts = dict(map(str.strip, line.split(" : ", 1)) for line in header[:start] if " : " in line)
-    named = {"SPEC": facts["spec"], "SCHEDULE": facts["schedule"]}
-    return facts | {"regenerate": re.sub("|".join(named), lambda m: named[m[0]], facts["regenerate"])}
+    return dict(map(str.strip, line.split(" : ", 1)) for line in header[:start] if " : " in line)
 
 
 def test_every_equation_stands_beside_its_statement(plan: Plan) -> None:
@@ -110,10 +119,10 @@ def test_the_header_holds_the_graph_and_how_to_make_and_compile_the_file(plan: P
     assert header[0] == plan.name
     facts = facts_of(text)
     assert facts["ir-sha256"] == hashlib.sha256(print_graph(plan.graph).encode()).hexdigest()[:12]
-    assert facts["regenerate"] == f"lngen show {plan.spec} --stage cuda --schedule {plan.schedule}"
+    assert facts["regenerate"] == f"lngen show {plan.spec} --schedule {plan.schedule} > {plan.name}.cu"
     own = {option for option in nvrtc._OPTIONS if "include" not in option}  # those that decide bits
     assert own == {"-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"}
-    assert set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", facts["compile"])) == own
+    assert set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", facts["compile"])) == {*own, "-arch=sm_90"}
     assert (facts["spec"], facts["schedule"]) == (str(plan.spec), str(plan.schedule))
     for n, kernel in enumerate(plan.kernels, 1):
         assert facts[f"launch {n}"] == f"{kernel.role}, {kernel.launch_rule()}"
@@ -127,9 +136,7 @@ def test_the_header_of_a_graph_of_ones_own_says_the_python_that_emits_it(keys: d
         mine = {k: v for k, v in keys.items() if k != "wrt" or direction == "bwd"}
         spec = make_spec(own, direction, mine)
         text = emit(lower(spec, ranked(problem(spec.graph(), spec.d))[5]))
-        facts = facts_of(text)
-        command = facts["regenerate"].replace(facts["schedule"], repr(facts["schedule"]))
-        assert eval(command, {"lngen": lngen, "g": own}) == text
+        assert eval(facts_of(text)["regenerate"], {"lngen": lngen, "g": own}) == text
 
 
 # ---- templates and their context ----

@@ -38,13 +38,13 @@ def test_every_equation_is_a_note_of_some_kernel(plan: Plan) -> None:
 @pytest.mark.parametrize(("extent", "text", "blocks"), [
     (Extent(), "1", [1, 1, 1, 1]),
     (Extent(5), "5", [5, 5, 5, 5]),
-    (Extent(per=1), "rows", [0, 1, 7, 1000]),
-    (Extent(per=2), "ceil(rows / 2)", [0, 1, 4, 500]),
-    (Extent(per=1, limit=132), "min(132, rows)", [0, 1, 7, 132]),
-    (Extent(per=2, limit=3), "min(3, ceil(rows / 2))", [0, 1, 3, 3]),
-    (Extent(per=1, limit=30, times=4), "4 * min(30, rows)", [0, 4, 28, 120]),
-    (Extent(per=8, limit=3, least=1), "max(1, min(3, ceil(rows / 8)))", [1, 1, 1, 3]),
-    (Extent(per=2, times=2, least=2), "max(2, 2 * ceil(rows / 2))", [2, 2, 8, 1000]),
+    (Extent(per=1), "M", [0, 1, 7, 1000]),
+    (Extent(per=2), "ceil(M / 2)", [0, 1, 4, 500]),
+    (Extent(per=1, limit=132), "min(132, M)", [0, 1, 7, 132]),
+    (Extent(per=2, limit=3), "min(3, ceil(M / 2))", [0, 1, 3, 3]),
+    (Extent(per=1, limit=30, times=4), "4 * min(30, M)", [0, 4, 28, 120]),
+    (Extent(per=8, limit=3, least=1), "max(1, min(3, ceil(M / 8)))", [1, 1, 1, 3]),
+    (Extent(per=2, times=2, least=2), "max(2, 2 * ceil(M / 2))", [2, 2, 8, 1000]),
 ])  # fmt: skip
 def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
     assert str(extent) == text
@@ -111,8 +111,8 @@ def test_the_plan_s_text_has_all_of_it(plan: Plan) -> None:
 def test_the_plan_s_text_shows_shared_memory_and_clusters() -> None:
     text = str(plan_of(*PLANS["bulk, a cluster for each"]))
     for line in (
-        "launch    grid 4 * min(30, rows), block 256, clusters of 4, 98304 bytes of dynamic shared memory; "
-        "no launch for rows = 0",
+        "launch    grid 4 * min(30, M), block 256, clusters of 4, at least 98304 bytes of dynamic shared memory; "
+        "no launch for M = 0",
         "stage     x at byte 0",
         "leaving   y at byte 0",
         "cached    gamma, beta",

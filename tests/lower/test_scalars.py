@@ -18,6 +18,7 @@ from lngen.check.oracles import SLACK, excess
 from lngen.compile import Compilation
 from lngen.contract import described
 from lngen.devices import default_device
+from lngen.emit import emit
 from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.inspect.traffic import measure
@@ -29,7 +30,7 @@ from lngen.lower.finish import requested_shared
 from lngen.problem import problem
 from lngen.ptx import run_plan
 from lngen.schedule import ranked
-from lngen.spec import make_spec
+from lngen.spec import make_spec, parse_spec
 from number_graphs import (
     BACKWARD,
     NUMPY,
@@ -146,6 +147,16 @@ def test_kernels_have_the_bits_of_the_interpreter(describe: Describe, direction:
     for schedule in listed:
         for rows in ROWS if schedule is listed[0] else (37,):
             has_bits(spec, schedule, rows)
+
+
+@pytest.mark.parametrize(("d", "form"), [(1024, "cp_async"), (8193, "multipass")])
+@pytest.mark.parametrize(("wrt", "why"), [("x+alpha+gamma", 1), ("x+gamma", 0)])
+def test_the_text_says_why_a_number_has_a_sum_for_each_column(d: int, form: str, wrt: str, why: int) -> None:
+    spec = parse_spec(f"dyt.bwd:d={d},dtype=bf16,wrt={wrt}")
+    plan = lower(spec, next(s for s in ranked(problem(spec.graph(), spec.d)) if s.form == form))
+    text = re.sub(r"\n *// +", " ", emit(plan))
+    said = re.findall(r"Only a sum over these columns .* order=v1.*\n\s*float (\w+)_sums_\[", text)
+    assert said == ["sum_dy_x_slope"] * why
 
 
 @pytest.mark.parametrize("describe", [scaled, columns, amax])

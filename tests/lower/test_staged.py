@@ -203,11 +203,15 @@ def test_partial_rows_stay_in_l2(schedule: Schedule) -> None:
         assert "cache_hint" not in compile_ptx(emit(plan), "sm_75")
 
 
+UNMOVED = "UnmovedLoad16>("
 PRELOADED = {  # what is loaded before the first rows are requested, and after
-    "layernorm.bwd:d=7168,dtype=bf16": (("mean_next_ = load_scalar<EarlyLoad4>(", "EarlyLoad16>(gamma_cached_"), ()),
-    "layernorm.fwd:d=7168,dtype=bf16": (("EarlyLoad16>(gamma_cached_", "EarlyLoad16>(beta_cached_"), ()),
-    "layernorm.fwd:d=7168,dtype=f32": ((), ("EarlyLoad16>(gamma_cached_", "EarlyLoad16>(beta_cached_")),
-    "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), ("EarlyLoad16>(gamma_cached_",)),
+    "layernorm.bwd:d=7168,dtype=bf16": (
+        ("mean_next_ = load_scalar<UnmovedLoad4>(", UNMOVED + "gamma_cached_"),
+        (),
+    ),
+    "layernorm.fwd:d=7168,dtype=bf16": ((UNMOVED + "gamma_cached_", UNMOVED + "beta_cached_"), ()),
+    "layernorm.fwd:d=7168,dtype=f32": ((), (UNMOVED + "gamma_cached_", UNMOVED + "beta_cached_")),
+    "layernorm.fwd:d=7168,dtype=bf16,weight=f32": ((), (UNMOVED + "gamma_cached_",)),
 }
 PRIME, LOOP = "stream_.prime(fill_stage_);", "while (stream_.next()) {"
 
@@ -234,9 +238,9 @@ def test_what_clusters_load_and_wait_for() -> None:
     """Rows that clusters share leave loads of numbers to the compiler; without column sums L1 need not be emptied."""
     back = _source("layernorm.bwd:d=8192,dtype=bf16", tma(64, 4, 1, 3, cluster=4))
     first = back.index("mean_next_ = load_scalar<ReadOnlyLoad>(")
-    assert first < back.index("EarlyLoad16>(gamma_cached_") < back.index(PRIME)
+    assert first < back.index(UNMOVED + "gamma_cached_") < back.index(PRIME)
     alone = _source("layernorm.bwd:d=4096,dtype=bf16", tma(128, 2, 1, 3))
-    assert "mean_next_ = load_scalar<EarlyLoad4>(" in alone
+    assert "mean_next_ = load_scalar<UnmovedLoad4>(" in alone
     assert "AcquireAll>" in back
     assert "AcquireShared" not in back
     forward = _source("layernorm.fwd:d=32768,dtype=bf16", tma(128, 1, 1, 3, cluster=4, grid=30))

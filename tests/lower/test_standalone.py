@@ -1,22 +1,29 @@
 """An emitted file stands alone: if these fail, it needs other options, a file of its own or a name of its own."""
 
+import os
+import pickle
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+import lngen
 import sampling
+from commands import prints
 from lngen.aot import catalog
 from lngen.compile import Compilation
 from lngen.config import data_dir
 from lngen.emit import emit
 from lngen.errors import CompileError
+from lngen.examples.own_graph import gated_rmsnorm
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.lower import Plan, lower
@@ -25,6 +32,7 @@ from lngen.ptx import parse
 from lngen.schedule.space import space
 from lngen.spec import Spec, make_spec, parse_spec
 from lngen.toolchain import compile_cubin, compile_ptx
+from paths import SEARCH
 from plans import PLANS, run_checked
 
 pytest.importorskip("cupy")
@@ -74,17 +82,88 @@ def of_form(spec: Spec, form: str) -> Plan:
 # ---- the header ----
 
 
-def stated_options(text: str) -> set[str]:
-    """The compiler options in the comment that a text begins with."""
+def command(text: str, name: str) -> str:
+    """A command in the comment that a text begins with."""
     header = text.split("\n\n")[0]
     assert all(line.startswith("//") for line in header.splitlines())
-    return set(re.findall(r"(?<=\s)-+[a-z][\w-]*=\S+", header))
+    (found,) = re.findall(rf"^//   {name} +: (.*)", header, re.MULTILINE)
+    return str(found)
 
 
-def stated_folder(text: str) -> Path:
-    """The folder of headers in that comment, which is named from the one that has the templates."""
-    (folder,) = re.findall(r"-I (\S+)", text.split("\n\n")[0])
-    return data_dir("templates").parent / folder
+def stated_options(text: str) -> set[str]:
+    """The compiler options in that comment that decide bits."""
+    return set(re.findall(r"(?<=\s)-(?!arch)[a-z][\w-]*=\S+", command(text, "compile")))
+
+
+SMALL = "form=registers,threads=8,rows_per_block=4,vec=4"
+
+
+def packed(folder: Path) -> str:
+    """The file of a pack, for two archs, of a graph in a module of the current folder."""
+    Path("its_norms.py").write_text("from lngen.examples.own_graph import gated_rmsnorm\n")
+    options = ("--arch", "sm_80,sm_90", "--emit", "cu", "--schedule", SMALL, "--out", folder)
+    prints("build", "its_norms:gated_rmsnorm.fwd:d=32", *options)
+    (file,) = folder.glob("*.cu")
+    return file.read_text()
+
+
+SPEC = make_spec(Definition("gated_rmsnorm", gated_rmsnorm), "fwd", {"d": 32})
+WRITTEN: dict[str, Callable[[Path], str]] = {
+    "a named graph": lambda _: prints("show", "rmsnorm.fwd:d=32", "--schedule", SMALL),
+    "a bundle": lambda _: prints("show", "rmsnorm.fwd:d=32", "--schedule", SMALL, "--bundle"),
+    "another arch": lambda _: prints("show", "rmsnorm.fwd:d=32", "--schedule", SMALL, "--arch", "sm_80"),
+    "a graph of one's own": lambda _: lngen.compile(gated_rmsnorm, d=32, schedule={"fwd": SMALL}).source(),
+    "and its bundle": lambda _: lngen.compile(gated_rmsnorm, d=32, schedule={"fwd": SMALL}).source(bundle=True),
+    "one that was pickled": lambda _: Compilation(pickle.loads(pickle.dumps(SPEC))).changed(SMALL).file(ARCH),
+    "the file of a pack": packed,
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_the_commands_of_a_file_can_be_pasted(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first writes the same kernels to the file that the second compiles."""
+    monkeypatch.chdir(tmp_path)
+    text = WRITTEN[what](tmp_path)
+    written, _, file = command(text, "regenerate").partition(" > ")
+    program, *arguments = shlex.split(written)
+    again = prints(*arguments)
+    assert program == "lngen"
+    assert again[again.index("\n\n") :] == text[text.index("\n\n") :]
+    assert (again == text) is (what != "the file of a pack")  # which names the folder of its headers
+    arch = "sm_80" if what in ("another arch", "the file of a pack") else "sm_90"
+    assert f"-arch={arch} " in command(text, "compile")
+    Path(file).write_text(text)
+    if nvcc() is None or what not in ("a named graph", "a bundle", "the file of a pack"):
+        return
+    path = os.pathsep.join([str(Path(sys.executable).parent), str(Path(str(nvcc())).parent), os.environ["PATH"]])
+    paste = subprocess.run(
+        ["/bin/sh", "-c", command(text, "compile")],
+        env={**os.environ, "PATH": path, "PYTHONPATH": SEARCH}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (paste.returncode, paste.stderr) == (0, "")
+    assert Path(file).with_suffix(".cubin").stat().st_size > 0
+
+
+PROGRAM = """
+from lngen import Definition
+from lngen.examples.own_graph import gated_rmsnorm
+
+def gated(b):
+    gated_rmsnorm(b)
+
+own = Definition("own", gated)
+others = [Definition("other", gated), Definition("f", lambda b: 0)]
+print(*(g.source for g in (Definition("gated", gated), Definition("own", gated), *others)), sep="\\n")
+"""
+
+
+def test_the_program_that_runs_is_the_module_of_its_graphs(tmp_path: Path) -> None:
+    """A graph that no name of the module leads to has no source: its command is Python."""
+    (tmp_path / "its_norms.py").write_text(PROGRAM)
+    run = [sys.executable, str(tmp_path / "its_norms.py")]
+    assert subprocess.check_output(run, text=True, env={**os.environ, "PYTHONPATH": SEARCH}).split("\n") == [
+        "its_norms:gated", "its_norms:own", "", "", "",
+    ]  # fmt: skip
 
 
 # ---- one translation unit ----
@@ -147,8 +226,8 @@ def by_nvcc(folder: Path, texts: Iterable[str], options: set[str]) -> str:
         with (folder / "all.cu").open("a") as file:
             file.write(f'#include "{n}.cu"\n')
     command = [
-        str(nvcc()), f"-I{stated_folder(texts[0])}", "-ptx", f"-arch={ARCH}", *sorted(options), "-Werror=all-warnings",
-        "all.cu", "-o", "all.ptx",
+        str(nvcc()), f"-I{data_dir('templates') / 'include'}", "-ptx", f"-arch={ARCH}", *sorted(options),
+        "-Werror=all-warnings", "all.cu", "-o", "all.ptx",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

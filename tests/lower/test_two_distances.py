@@ -130,7 +130,7 @@ WRONG = {
         "place.quotient * outer + place.remainder * stride",
         "place.quotient * stride + place.remainder * outer",
     ),
-    "the row after": ("place_(stream_.valid_row(), inner_)", "place_(stream_.valid_row() + 1, inner_)"),
+    "the row after": ("place_(stream_.row_or_last(), inner_)", "place_(stream_.row_or_last() + 1, inner_)"),
 }
 
 

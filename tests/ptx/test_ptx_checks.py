@@ -125,7 +125,7 @@ def test_an_access_wider_than_the_alignment() -> None:
 
 
 def test_an_output_that_is_not_written() -> None:
-    found = findings(BLOCK, ("if (stream_.live()) store<Row, PlainStore>", "if (rows_ < 0) store<Row, PlainStore>"))
+    found = findings(BLOCK, ("if (stream_.has_row()) store<Row, PlainStore>", "if (rows_ < 0) store<Row, PlainStore>"))
     assert kinds(found) == {"never-written"}
     assert "'y[0, 0]'" in found[0].message
     assert "20479 others" in found[0].message

@@ -1,7 +1,7 @@
 // column_sums.cuh: column sums of a block, stored as a row of partial sums.
 //
-//     share_column_sums<Row, 4>(shared, sums);  // between barriers of the block
-//     store_partial<Add<float>, Row, 4, EvictLastStore16>(partials + block * LEADING, shared);
+//     share_column_sums<Row, /* unit */ 4>(shared, sums);  // between barriers of the block
+//     store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(partials + block * LEADING, shared);
 //
 // Each thread adds the rows that it sees, in registers; the row groups of a block are tree-reduced through shared
 // memory; finish.cuh adds the blocks. st.shared and st.global, a Unit at a time.

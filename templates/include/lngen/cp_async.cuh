@@ -4,7 +4,7 @@
 //     stream.prime(copy_row);
 //     while (stream.next()) {
 //         stream.wait();
-//         ... load<Row, PlainLoad>(stream.shared<float>(0), v) ...
+//         ... load<Row, PlainLoad>(stream.shared<float>(/* byte */ 0), v) ...
 //         stream.release(copy_row);
 //     }
 //
@@ -45,7 +45,7 @@ template <typename Row, int GRID, int STAGES, int STAGE_BYTES> struct CpAsyncStr
 
     // Copies row `first` + group() into stage s; `first` is the row of the block's first row group.
     template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s, long long first) {
-        if (first < this->rows) copy_row(slot(s), this->valid(first + Row::group()));
+        if (first < this->rows) copy_row(slot(s), this->row_or_last(first + Row::group()));
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {

@@ -47,7 +47,7 @@ struct DynamicTmaRing : TmaRing<Row, STAGES, STAGE_BYTES> {
         return row < counter.rows;
     }
     __device__ __forceinline__ void wait() const {}  // next() has waited, for the index of the row
-    __device__ __forceinline__ bool live() const { return true; }
+    __device__ __forceinline__ bool has_row() const { return true; }
     // True for the thread that refills a stage: that of this row with EARLY release, else that of the previous row.
     __device__ __forceinline__ bool has_free_stage() const {
         return Row::thread() == 0 && (EARLY || row != group_first_row) && !counter.ended;

@@ -1,7 +1,7 @@
 // finish.cuh: the partial column sums of all blocks, added in one order.
 //
 //     using Finish = ColumnFinish<D, LEADING, INTERLEAVE, COLUMNS, COLUMNS_PER_THREAD, BATCH, ROWS_PER_TERM>;
-//     share_totals<Add<float>, Finish>(totals, tile, partial_rows<ROWS_PER_BLOCK, BLOCKS>(rows), dgamma_partials);
+//     share_totals<Add<float>, Finish>(totals, tile, partials_per_column<ROWS_PER_BLOCK, BLOCKS>(rows), dgamma_partials);
 //     __syncthreads();
 //     const float sum = column_total<Add<float>, Finish>(totals, 0, rows);  // of column tile * COLUMNS + threadIdx.x
 //
@@ -24,8 +24,8 @@ struct ColumnFinish {
     static constexpr int COLUMNS_PER_THREAD = COLUMNS_PER_THREAD_, BATCH = BATCH_, ROWS_PER_TERM = ROWS_PER_TERM_;
 };
 
-// The rows of partial sums that blocks of ROWS_PER_BLOCK rows have stored, at most BLOCKS.
-template <int ROWS_PER_BLOCK, int BLOCKS> __device__ __forceinline__ int partial_rows(long long rows) {
+// The partial sums of each column: one for each block of ROWS_PER_BLOCK rows, at most BLOCKS.
+template <int ROWS_PER_BLOCK, int BLOCKS> __device__ __forceinline__ int partials_per_column(long long rows) {
     const long long blocks = (rows + ROWS_PER_BLOCK - 1) / ROWS_PER_BLOCK;
     return blocks < BLOCKS ? static_cast<int>(blocks) : BLOCKS;
 }
@@ -35,29 +35,29 @@ struct L2Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldcg(p); }
 };
 
-// Reduces the terms `from`, `from` + INTERLEAVE, ... in neighbouring columns of each of SUMS partial sums. There are
-// `rows` rows of partial sums; those past the last are neutral.
+// Reduces the terms `from`, `from` + INTERLEAVE, ... in neighbouring columns of each of SUMS column sums. A column has
+// `count` partial sums; those past the last are neutral.
 template <typename Op, typename Finish, int SUMS, typename Real>
 __device__ __forceinline__ void interleaved_sums(
-    Real (&sums)[SUMS][Finish::COLUMNS_PER_THREAD], const Real* const (&partials)[SUMS], int from, int rows) {
+    Real (&sums)[SUMS][Finish::COLUMNS_PER_THREAD], const Real* const (&partials)[SUMS], int from, int count) {
     constexpr int COLUMNS = Finish::COLUMNS_PER_THREAD, BATCH = Finish::BATCH, INTERLEAVE = Finish::INTERLEAVE;
     constexpr int ROWS_PER_TERM = Finish::ROWS_PER_TERM;
     for (int n = 0; n < SUMS; ++n) {
         for (int j = 0; j < COLUMNS; ++j) sums[n][j] = Op::neutral();
     }
     #pragma unroll 1
-    for (int first = from; first * ROWS_PER_TERM < rows; first += BATCH * INTERLEAVE) {
+    for (int first = from; first * ROWS_PER_TERM < count; first += BATCH * INTERLEAVE) {
         Real parts[SUMS][BATCH][COLUMNS][ROWS_PER_TERM];
         for (int b = 0; b < BATCH; ++b) {
             for (int e = 0; e < ROWS_PER_TERM; ++e) {
                 const int row = (first + b * INTERLEAVE) * ROWS_PER_TERM + e;
-                const int valid = row < rows ? row : rows - 1;
+                const int valid = row < count ? row : count - 1;
                 const long long offset = static_cast<long long>(valid) * Finish::LEADING;
                 for (int n = 0; n < SUMS; ++n) {
                     Access<Real, COLUMNS> unit;
                     unit.read(partials[n] + offset, L2Load{});
                     for (int j = 0; j < COLUMNS; ++j) {
-                        parts[n][b][j][e] = row < rows ? unit[j] : Op::neutral();
+                        parts[n][b][j][e] = row < count ? unit[j] : Op::neutral();
                     }
                 }
             }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void interleaved_sums(
 
 // Shares the interleaved sums of a tile of columns: (n * INTERLEAVE + from) * COLUMNS + column is that of sum n.
 template <typename Op, typename Finish, typename Real, typename... Partials>
-__device__ __forceinline__ void share_totals(Real* totals, int tile, int rows, const Partials*... partials) {
+__device__ __forceinline__ void share_totals(Real* totals, int tile, int count, const Partials*... partials) {
     constexpr int SUMS = sizeof...(partials), EACH = Finish::COLUMNS_PER_THREAD, COLUMNS = Finish::COLUMNS;
     constexpr int THREADS = COLUMNS / EACH;  // of a tile
     const int column = threadIdx.x % THREADS * EACH, first = tile * COLUMNS + column;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void share_totals(Real* totals, int tile, int rows, c
          from += blockDim.x / THREADS) {
         const Real* const of_thread[SUMS] = {(partials + first)...};
         Real sums[SUMS][EACH];
-        interleaved_sums<Op, Finish>(sums, of_thread, from, rows);
+        interleaved_sums<Op, Finish>(sums, of_thread, from, count);
         for (int n = 0; n < SUMS; ++n) {
             for (int e = 0; e < EACH; ++e) totals[(n * Finish::INTERLEAVE + from) * COLUMNS + column + e] = sums[n][e];
         }

@@ -3,8 +3,8 @@
 //     StaticRows<Row, GRID> stream{rows};
 //     while (stream.next()) { ... stream.row ... }
 //
-// CUTLASS has the same kinds as static and dynamic persistent tile schedulers. A row group past the last row repeats
-// the last one and stores nothing (live()).
+// CUTLASS has the same kinds as static and dynamic persistent tile schedulers. A row group past the last row has no row
+// (has_row()): it reads the last one instead (row_or_last()), and stores nothing.
 #ifndef LNGEN_ROW_SCHEDULER_CUH
 #define LNGEN_ROW_SCHEDULER_CUH
 
@@ -14,8 +14,8 @@ namespace lngen {
 template <typename Row> struct OneRow {
     const long long rows;
     const long long row = static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group();
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    __device__ __forceinline__ long long valid_row() const { return live() ? row : rows - 1; }
+    __device__ __forceinline__ bool has_row() const { return Row::ROWS == 1 || row < rows; }
+    __device__ __forceinline__ long long row_or_last() const { return has_row() ? row : rows - 1; }
 };
 
 // The stage before one of a ring of STAGES.
@@ -35,8 +35,8 @@ template <typename Row, int GRID> struct StaticRows {
         row = block_row + Row::group();
         return block_row < rows;
     }
-    __device__ __forceinline__ bool live() const { return Row::ROWS == 1 || row < rows; }
-    __device__ __forceinline__ long long valid(long long r) const { return r < rows ? r : rows - 1; }
+    __device__ __forceinline__ bool has_row() const { return Row::ROWS == 1 || row < rows; }
+    __device__ __forceinline__ long long row_or_last(long long r) const { return r < rows ? r : rows - 1; }
 };
 
 // A dynamic scheduler: the first STAGES rows of a row group are assigned statically, then a counter in global memory

@@ -7,7 +7,7 @@
 //     stream.prime(copy_row);
 //     while (stream.next()) {
 //         stream.wait();
-//         ... load<Row, PlainLoad>(stream.shared<float>(0), v) ...
+//         ... load<Row, PlainLoad>(stream.shared<float>(/* byte */ 0), v) ...
 //         stream.release(copy_row);
 //     }
 //
@@ -84,7 +84,7 @@ struct TmaStream : StaticRows<Row, GRID>, TmaRing<Row, STAGES, STAGE_BYTES> {
     // Copies row `first` + group() into stage s; `first` is the row of the block's first row group.
     template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s, long long first) {
         if (Row::thread() == 0 && first < this->rows)
-            copy_row(this->slot(s), this->valid(first + Row::group()), &this->full[s][Row::group()]);
+            copy_row(this->slot(s), this->row_or_last(first + Row::group()), &this->full[s][Row::group()]);
     }
     template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {
         for (int s = 0; s < STAGES; ++s) fill(copy_row, s, this->block_first_row + s * Rows::STEP);

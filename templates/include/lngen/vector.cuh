@@ -48,7 +48,7 @@ template <typename T, int N> struct Vec {
 };
 
 // What load policies have in common. KEEP_WHOLE: the address comes from Row::at, so that the compiler cannot split one
-// wide load into narrow ones. Row::at takes more registers than Row::column. The asm of an EarlyLoad is whole anyway.
+// wide load into narrow ones. Row::at takes more registers than Row::column. The asm of an UnmovedLoad is whole anyway.
 struct Load {
     static constexpr bool KEEP_WHOLE = false;
 };
@@ -71,8 +71,9 @@ struct ReadOnlyLoad : Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
 };
 
-// EarlyLoad: reads 16, 8, 4 or 2 bytes, issued here. The compiler moves other loads past barriers, next to their use.
-struct EarlyLoad16 : Load {
+// UnmovedLoad: reads 16, 8, 4 or 2 bytes where the statement stands. The compiler moves other loads past barriers, next
+// to their use.
+struct UnmovedLoad16 : Load {
     static __device__ __forceinline__ uint4 read(const uint4* p) {
         uint4 w;
         asm volatile("ld.global.v4.u32 { %0, %1, %2, %3 }, [%4];"
@@ -81,7 +82,7 @@ struct EarlyLoad16 : Load {
     }
 };
 
-struct EarlyLoad8 : Load {
+struct UnmovedLoad8 : Load {
     static __device__ __forceinline__ uint2 read(const uint2* p) {
         uint2 w;
         asm volatile("ld.global.v2.u32 { %0, %1 }, [%2];"
@@ -90,7 +91,7 @@ struct EarlyLoad8 : Load {
     }
 };
 
-struct EarlyLoad4 : Load {
+struct UnmovedLoad4 : Load {
     static __device__ __forceinline__ unsigned read(const unsigned* p) {
         unsigned w;
         asm volatile("ld.global.u32 %0, [%1];"
@@ -99,7 +100,7 @@ struct EarlyLoad4 : Load {
     }
 };
 
-struct EarlyLoad2 : Load {
+struct UnmovedLoad2 : Load {
     static __device__ __forceinline__ unsigned short read(const unsigned short* p) {
         unsigned short w;
         asm volatile("ld.global.u16 %0, [%1];"
