@@ -52,6 +52,7 @@ static void expect(const char *what, lngen_status wanted, lngen_status got) {
         wrong \
         if (bytes) { \
             WRONG(workspace, NULL, NULL_POINTER) \
+            WRONG(workspace, (void *)(UINTPTR_MAX - 255), WORKSPACE_TOO_SMALL) \
             WRONG(workspace_bytes, bytes - 1, WORKSPACE_TOO_SMALL) \
         } \
         good.rows = 0; \

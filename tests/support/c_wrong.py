@@ -29,6 +29,7 @@ def wrong(fields: Mapping[str, Any], kernels: Described) -> Iterator[Wrong]:
     yield from [("inner", inner, "BAD_STRIDE") for inner in (-1, -(2**63)) if "inner" in fields]
     if size := fields.get("workspace_bytes"):
         yield from [("workspace", None, "NULL_POINTER"), ("workspace", fields["workspace"] + 8, "MISALIGNED")]
+        yield ("workspace", 2**64 - 256, "WORKSPACE_TOO_SMALL")
         yield from [("workspace_bytes", few, "WORKSPACE_TOO_SMALL") for few in (0, size - 1)]
 
 
