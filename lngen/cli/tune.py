@@ -304,7 +304,8 @@ def _print_ranking(specs: Sequence[Spec], rows: Sequence[int], device: str | Non
     The order is the same for all numbers of rows of a workload class, so the times need not be in order.
     """
     from lngen.compile import Compilation
-    from lngen.explain.evidence import predicted, runs
+    from lngen.explain.evidence import predicted
+    from lngen.explain.timings import runs
     from lngen.tune.candidates import ranking
 
     gpu = named(device) if device else default_device()
