@@ -232,4 +232,9 @@ def test_the_ranking_has_the_same_times() -> None:
     times = {t["schedule"]: t["measured_us"] for t in data["trials"]}
     assert [line["measured_us"] for line in listed] == [times.get(line["schedule"]) for line in listed]
     assert sum(line["measured_us"] is not None for line in listed) > 20
-    assert "| 52.618       | 49.816      | form=tma" in prints("tune", BACKWARD, "--rows", "8192", "--ranking")
+    assert [line["from"] for line in listed[:2]] == ["h200.toml", "model"]
+    head, _, *lines = prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--top", "3").splitlines()
+    assert "| h200.toml | 52.618       | 49.816      | form=tma" in lines[0]
+    assert len(lines) == 3
+    assert "measured" in head
+    assert "measured" not in prints("tune", BACKWARD, "--rows", "8191", "--ranking", "--top", "3")
