@@ -94,7 +94,12 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.argument("specs", metavar="[SPEC]...", nargs=-1)
 @click.option("--rows", default="4096", show_default=True, metavar="M,...", type=Whole(1, listed=True), help="Of x.")
 @click.option(
-    "--budget", default="20s", show_default=True, metavar="TIME", callback=parse_budget, help="Per SPEC and rows."
+    "--budget",
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    callback=parse_budget,
+    help="Of measuring, per SPEC and rows.",
 )
 @click.option("--trials", default=64, show_default=True, type=Whole(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
