@@ -1,7 +1,6 @@
 """Why a schedule was chosen, and not another: its origin, its expected time, its fields and their neighbours."""
 
 import math
-import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,7 +25,6 @@ from lngen.schedule.table import MANY, origins
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
 TIMES = "predicted_us", "measured_us"
 PARTS = "Parts in us, which add up: memory as in the roofline, traffic beyond it, then what the others add to both:"
-SHORT = 56  # columns of a rule beside a field
 
 
 def reasons(subject: Subject) -> Section:
@@ -37,7 +35,8 @@ def reasons(subject: Subject) -> Section:
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
     numbers = tuple(f"{n:.4g}" for n in time.parts.values())
-    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in TIMES), o["changes"]) for o in others)
+    times = [key for key in TIMES if any(o[key] for o in others)]
+    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in times), o["changes"]) for o in others)
     blocks = (
         Text(about),
         Text(
@@ -46,7 +45,7 @@ def reasons(subject: Subject) -> Section:
         ),
         Table(tuple(time.parts), (numbers,), PARTS),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), best),
+        Table((*(key.replace("_us", " us") for key in times), "the best others, as changes"), best),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
@@ -175,9 +174,7 @@ def _fields(e: Evidence) -> Iterator[dict[str, Any]]:
     for name in FIELDS:
         for value in values(chosen, name):
             other, rule = neighbour(chosen, name, value, e.space, e.times, s.problem, s.device)
-            short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
-            short = textwrap.shorten(short, SHORT, placeholder=" ...")
-            found = Verdict("rule", short, rule) if rule else e.against(other)
+            found = Verdict("rule", rule.partition(", got ")[0], rule) if rule else e.against(other)
             about = {"field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other)}
             yield {**about, "changes": changes(chosen, other), **vars(found)}
 
