@@ -94,13 +94,19 @@ def parse_budget(ctx: click.Context, param: click.Parameter, value: str) -> floa
 @click.argument("specs", metavar="[SPEC]...", nargs=-1)
 @click.option("--rows", default="4096", show_default=True, metavar="M,...", type=Whole(1, listed=True), help="Of x.")
 @click.option(
-    "--budget", default="20s", show_default=True, metavar="TIME", callback=parse_budget, help="Per SPEC and rows."
+    "--budget",
+    default="20s",
+    show_default=True,
+    metavar="TIME",
+    callback=parse_budget,
+    help="Of measuring, per SPEC and rows.",
 )
 @click.option("--trials", default=64, show_default=True, type=Whole(1), help="Most candidates, likewise.")
 @click.option("--database", type=FILE, metavar="FILE", help="Of all trials; by default in the user's cache folder.")
 @click.option("--lock", "lock_file", default=LOCK, show_default=True, type=OutFile(), help="Of the chosen schedules.")
 @click.option("--frozen", is_flag=True, help="Tune nothing: exit 1 if a SPEC is not locked; --plot and --export work.")
 @click.option("--ranking", is_flag=True, help="Tune nothing: print the order for --device, which needs no GPU.")
+@click.option("--top", type=Whole(1), metavar="N", help="Of --ranking the first N only.")
 @device_option
 @overlap_option("Time calls that start while the last one drains; by default each call waits for its end.")
 @click.option("--merge", "shards", multiple=True, type=FILE, metavar="FILE", help="Add another database to --database.")
@@ -127,6 +133,7 @@ def tune(
     lock_file: Path,
     frozen: bool,
     ranking: bool,
+    top: int | None,
     device: str | None,
     overlap: bool,
     shards: tuple[Path, ...],
@@ -144,6 +151,8 @@ def tune(
     tuned side by side.
     """
     _check_request(table, specs, shards, frozen, ranking, device, views=bool(plot_file or export))
+    if top is not None and not ranking:
+        raise click.UsageError("--top belongs to --ranking.")
     if table is not None:
         return _write_table(table, [*recorded, *filter(None, [database])], device, output)
     database = database or config.cache_dir() / "tune" / "trials.jsonl"
@@ -152,7 +161,7 @@ def tune(
     if shards:
         return _merge(shards, database, output)
     if ranking:
-        return _print_ranking(parsed, rows, device, output)
+        return _print_ranking(parsed, rows, top, device, output)
     if frozen:
         return _frozen(parsed, rows, (database, lock_file), views, output)
     ctx.exit(_tune(parsed, rows, (budget, trials), overlap, (database, lock_file), dask, views, output))
@@ -298,29 +307,36 @@ def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
     output.table({"database": str(path), "trials": count}, f"{count} trials in {path}\n")
 
 
-def _print_ranking(specs: Sequence[Spec], rows: Sequence[int], device: str | None, output: Output) -> None:
-    """The order of the candidates: measured schedules, then the model's order; with their times for so many rows.
+def _print_ranking(
+    specs: Sequence[Spec], rows: Sequence[int], top: int | None, device: str | None, output: Output
+) -> None:
+    """The order of the candidates, of each job the first ``top``; with their times for so many rows.
 
-    The order is the same for all numbers of rows of a workload class, so the times need not be in order.
+    Those that a table chooses come first and name it, the others follow in the model's order. It is the same for all
+    numbers of rows of a workload class, so the times need not be in order.
     """
     from lngen.compile import Compilation
-    from lngen.explain.evidence import predicted, runs
+    from lngen.explain.evidence import predicted
+    from lngen.explain.timings import runs
+    from lngen.schedule import workload
+    from lngen.schedule.table import origins
     from lngen.tune.candidates import ranking
 
     gpu = named(device) if device else default_device()
-    listed: list[tuple[object, ...]] = []
+    listed: list[dict[str, object]] = []
     for spec in specs:
         p = Compilation(spec).problem
         for m in rows:
-            found = ranking(spec, m, gpu.arch, gpu)
+            found = ranking(spec, m, gpu.arch, gpu)[:top]
+            chosen = {s: table.file for table, _, s in origins(p, workload(p, m, gpu), gpu)}
             here = next((r.times for r in runs(str(spec), p, gpu, m) if (r.device, r.rows) == (gpu.name, m)), {})
-            times = predicted(found, p, m, gpu).round(3).tolist()
-            ranks = enumerate(zip(found, times, strict=True))
-            listed += [(str(spec), m, rank, us, here.get(s), str(s)) for rank, (s, us) in ranks]
-    keys = "spec", "rows", "rank", "predicted_us", "measured_us", "schedule"
-    shown = [tuple("" if cell is None else cell for cell in line) for line in listed]
+            for rank, (s, us) in enumerate(zip(found, predicted(found, p, m, gpu).round(3).tolist(), strict=True)):
+                about = {"spec": str(spec), "rows": m, "rank": rank, "from": chosen.get(s, "model")}
+                listed.append({**about, "predicted_us": us, "measured_us": here.get(s), "schedule": str(s)})
+    keys = [key for key in listed[0] if any(line[key] is not None for line in listed)]
+    shown = [["-" if line[key] is None else line[key] for key in keys] for line in listed]
     columns = [key.replace("_us", " us") for key in keys]
-    output.table({"ranking": [dict(zip(keys, line, strict=True)) for line in listed]}, table_text(columns, shown))
+    output.table({"ranking": listed}, table_text(columns, shown))
 
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:

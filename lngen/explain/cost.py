@@ -8,13 +8,13 @@ from typing import Any
 from lngen.bench.tasks import floor_bytes, gb_s
 from lngen.devices import Device, described
 from lngen.errors import LngenError
-from lngen.explain.evidence import records, time_and_terms
+from lngen.explain.evidence import PHRASES, expected, memory_us
 from lngen.explain.section import Block, Section, Subject, Table, Text
 from lngen.explain.steps import reads
+from lngen.explain.timings import records
 from lngen.ir import REDUCTIONS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value
 from lngen.ir.types import axes_union
 from lngen.lower import Plan
-from lngen.schedule.model import MODEL
 from lngen.spec import Spec
 
 # ---- amounts: polynomials in the lengths of axes, such as 6*M*D + 8*M, and their text ----
@@ -128,25 +128,17 @@ def peak(device: Device) -> float:
 
 def roofline(device: Device, moved_bytes: int, work: int, *, double: bool) -> dict[str, Any]:
     """Microseconds of all bytes at the memory's bandwidth, and of all flops at the peak, which f64 is not described."""
-    memory, arithmetic = moved_bytes / device.bandwidth_gb_s / 1e3, None if double else work / peak(device) * 1e6
+    memory, arithmetic = memory_us(moved_bytes, device), None if double else work / peak(device) * 1e6
     larger = None if arithmetic is None else "memory" if memory >= arithmetic else "arithmetic"
     return {"GPU": device.name, "memory us": memory, "arithmetic us": arithmetic, "larger": larger}
 
 
 def bound(subject: Subject) -> dict[str, Any]:
-    """The model's time of a call in microseconds, its terms, and the shares that make it up; nothing without rows.
-
-    Of times that overlap, a share is the part in the norm that joins them. Latency and fixed time are what is left.
-    The kernel that only adds columns in form multipass is not in it.
-    """
+    """The model's time of a call in microseconds, its parts, which add up, and what bounds it; nothing without rows."""
     if subject.plan.kernels[0].row is None:
         return {}
-    expected, parts = time_and_terms(subject.schedule, subject.problem, subject.rows, subject.device)
-    powers = {name: parts[name] ** MODEL.blend for name in ("memory", "issuing", "waiting", "starting")}
-    scale = sum(powers.values()) ** (1 / MODEL.blend - 1) * parts["spill_factor"]
-    shares = {"memory": powers["memory"] * scale, "issue slots": powers["issuing"] * scale}
-    shares["latency and fixed time"] = expected - sum(shares.values())
-    return {"us": expected, "terms": parts, "shares": shares, "by": max(shares, key=lambda name: shares[name])}
+    found = expected(subject.schedule, subject.plan.spec, subject.problem, subject.rows, subject.device)
+    return found._asdict()
 
 
 def measured(subject: Subject) -> list[dict[str, Any]]:
@@ -201,15 +193,16 @@ def cost(subject: Subject) -> Section:
 def _expected(limit: Mapping[str, Any], subject: Subject) -> str:
     if not limit:
         return "The model is about rows, and this call has none."
-    shares = ", ".join(f"{name} {us:.4g}" for name, us in limit["shares"].items())
+    parts = ", ".join(f"{name} {us:.4g}" for name, us in limit["parts"].items() if us)
     without = ", without the kernel that only adds columns" * any(k.role == "columns" for k in subject.plan.kernels)
-    text = f"On {subject.device.name} the model expects {limit['us']:.4g} us{without}: {shares}."
-    return f"{text} The call is bound by {limit['by']}."
+    text = f"On {subject.device.name} the model expects {limit['us']:.4g} us{without}: {parts}."
+    return f"{text} The call is bound by {limit['by']}: {PHRASES[limit['by']]}."
 
 
 def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:
-    cells = [tuple(map(_cell, row.values())) for row in rows]
-    return Table(tuple(rows[0]), tuple(cells), heading) if rows else Text(f"{heading} no record.")
+    if not rows:
+        return Text(f"{heading} no time of this spec is recorded here.")
+    return Table(tuple(rows[0]), tuple(tuple(map(_cell, row.values())) for row in rows), heading)
 
 
 def _cell(value: Any) -> str:

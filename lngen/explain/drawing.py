@@ -67,7 +67,8 @@ def row_drawing(plan: Plan) -> str:
         parts.append(_text(0, y, label, "label"))
         for i in range(shown):
             number = count - 1 if i == shown - 1 else i
-            name = "…" if count > most and i == shown - 2 else f"{part} {number}"
+            between = count > most and i == shown - 2
+            name = f"{part}s {number} to {count - 2}" if between else f"{part} {number}"
             parts.append(_box(i * width + 1, y + 8, width - 2, 24, "part first" if i == 0 else "part"))
             parts.append(_text((i + 0.5) * width, y + 25, name, "", "middle"))
         if n + 1 < len(levels):

@@ -1,130 +1,22 @@
-"""What is known about the times of schedules: recorded ones, and those that the model expects, with its error.
-
-Records are those of this checkout, which an installed package lacks, and of the user's tuning database.
-"""
+"""What is known about the times of schedules: recorded ones, and those that the model expects, with its error."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from lngen import config
-from lngen.bench.store import source_digest
-from lngen.bench.tasks import FEW_ROWS, LATENCY
+from lngen.bench.tasks import floor_bytes
 from lngen.devices import Device
-from lngen.errors import MissingError, ScheduleError
 from lngen.explain.section import Subject
-from lngen.files import parse_json, read
-from lngen.problem import ANY, Problem, Schedule, check, parse_schedule
-from lngen.schedule import workload
-from lngen.schedule.model import STATED, Accuracy, estimates, features, terms
-from lngen.schedule.recorded import benched, swept
+from lngen.explain.timings import Run
+from lngen.problem import Problem, Schedule
+from lngen.schedule.model import MODEL, STATED, TERMS, Accuracy, estimates, features, terms
 from lngen.schedule.space import Numbers, Schedules, roomy_space
-from lngen.schedule.table import key_of, rows_of
-from lngen.tune import trials
-
-UNKNOWN = "not recorded"
-CALLS = {True: "in turn", False: "overlapped"}
-
-
-@dataclass(frozen=True)
-class Record:
-    """A schedule of a spec on a GPU: its time in microseconds, or why it has none.
-
-    ``source``: the name of the file; ``calls``: how they followed each other; ``version``: of lngen, or the compiler;
-    ``generator``: whether that which made the kernel is today's; ``kernel``: the hash of its text.
-    """
-
-    source: str
-    device: str
-    rows: int
-    schedule: str
-    us: float | None
-    calls: str = UNKNOWN
-    version: str = ""
-    date: str = ""
-    generator: str = UNKNOWN
-    kernel: str = ""
-    status: str = "correct"
-    reason: str = ""
-
-
-def records(spec: str) -> Iterator[Record]:
-    """Trials of tune, records of bench but those of latency, and points of sweeps."""
-    with suppress(MissingError):
-        yield from _trials(config.cache_dir() / "tune" / "trials.jsonl", spec)
-    with suppress(MissingError):
-        folder = config.data_dir("generated")
-        for path in sorted(folder.glob("tuned/*.jsonl")):
-            yield from _trials(path, spec)
-        for path in sorted(folder.glob("bench/*.json")):
-            yield from _benched(path, spec)
-
-
-def _trials(path: Path, spec: str) -> Iterator[Record]:
-    kept = [t for t in trials.read(path).trials if t.spec == spec]
-    for device, rows, in_turn in dict.fromkeys((t.device, t.rows, t.in_turn) for t in kept):
-        for t in trials.of((t for t in kept if t.in_turn == in_turn), spec, rows, device):
-            about = {"version": t.compiler, "date": t.date, "kernel": t.kernel, "status": t.status, "reason": t.reason}
-            us = t.us_median if t.timed else None
-            yield Record(path.name, device, rows, t.schedule, us, CALLS[in_turn], **about)
-
-
-def _benched(path: Path, spec: str) -> Iterator[Record]:
-    raw = read(path, trials.LARGEST)
-    if f'"{spec}"'.encode() not in raw:
-        return
-    data, today = parse_json(raw), source_digest()
-    for p in (p for p in data.get("points", ()) if p["spec"] == spec):
-        yield from (
-            Record(path.name, data.get("device", UNKNOWN), p["rows"], s, us) for s, us in swept(data, p).items()
-        )
-    about, date = data.get("conditions", {}), "".join(run.get("date", "")[:10] for run in data.get("runs", ())[:1])
-    for r in (r for r in benched(data.get("records", ())) if r["spec"] == spec):
-        if r.get("schedule") and r.get("us_median") and r.get("kind") not in (LATENCY, *FEW_ROWS):
-            calls = CALLS["begins while" not in about.get(f"provider {r['provider']}", about["method"])]
-            made = f"lngen {about['lngen']}", date, "today's" if about["kernels"] == today else "earlier"
-            yield Record(path.name, about["device"], r["rows"], r["schedule"], r["us_median"], calls, *made)
-
-
-@dataclass(frozen=True)
-class Run:
-    """Records of a file that compare with each other: of one GPU, number of rows, version and way of calling."""
-
-    source: str
-    device: str
-    rows: int
-    about: str
-    trials: Mapping[Schedule, Record]
-
-    @cached_property
-    def times(self) -> Mapping[Schedule, float]:
-        """Microseconds of the schedules that were timed."""
-        return {s: r.us for s, r in self.trials.items() if r.us is not None}
-
-    def __str__(self) -> str:
-        about = f", {self.about}" if self.about else ""
-        count = f"{len(self.times)} schedule{'s' * (len(self.times) != 1)}"
-        return f"{self.source}: {self.device}, {self.rows} rows{about}, {count}"
-
-
-def runs(spec: str, p: Problem, device: Device, rows: int) -> list[Run]:
-    """The runs of a spec in the workload class of ``rows``: those on that GPU, and of nearly as many rows, first."""
-    found: dict[tuple[str, str, int, str], dict[Schedule, Record]] = {}
-    for r in records(spec):
-        about = ", ".join(filter(None, (r.version, f"calls {r.calls}" * (r.calls != UNKNOWN))))
-        with suppress(ScheduleError):  # of another version, which had other fields
-            s = parse_schedule(r.schedule, ANY)
-            check(s, p)
-            found.setdefault((r.source, r.device, r.rows, about), {})[s] = r
-    of_class = [Run(*key, of) for key, of in found.items() if workload(p, key[2], device) == workload(p, rows, device)]
-    near = sorted(of_class, key=lambda r: (r.device != device.name, len(r.times) < 2, abs(math.log(r.rows / rows))))
-    return [r for r in near if r.times]
-
+from lngen.schedule.table import key_of
+from lngen.spec import Spec
 
 # ---- the model ----
 
@@ -136,10 +28,53 @@ def predicted(schedules: Iterable[Schedule], p: Problem, rows: int, device: Devi
     return np.where(found.has_form("multipass"), alone, times)
 
 
-def time_and_terms(s: Schedule, p: Problem, rows: int, device: Device) -> tuple[float, dict[str, float]]:
-    """Microseconds that a schedule is expected to take, and its unblended terms, with the factor of its spills."""
+# What takes the time of a term.
+PHRASES = {
+    "memory": "all bytes at the memory's bandwidth",
+    "waiting": "rows wait for those before them in their row group",
+    "issuing": "instructions, shared memory and bulk copies of a multiprocessor",
+    "starting": "the GPU starts its blocks",
+    "latency": "the first row comes from memory",
+    "first": "the first row is computed after its arrival",
+    "launch": "the first block starts",
+    "atomics": "all blocks wait for atomic operations",
+}
+
+
+def memory_us(nbytes: float, device: Device) -> float:
+    """Microseconds of bytes at the memory's bandwidth."""
+    return nbytes / device.bandwidth_gb_s / 1e3
+
+
+class Expected(NamedTuple):
+    """Microseconds that a schedule is expected to take, the parts that add up to them, and what bounds them.
+
+    memory                      every input and result once at the memory's bandwidth, as in a roofline
+    traffic                     what the model's memory term has beyond that: bytes read again, bandwidth not reached
+    waiting, issuing, starting  what the terms that overlap with it add to it
+    latency, first, launch, atomics, and spills, which lengthen all others
+
+    ``by``: the term that would take longest alone.
+    """
+
+    us: float
+    parts: Mapping[str, float]
+    by: str
+
+
+def expected(s: Schedule, spec: Spec, p: Problem, rows: int, device: Device) -> Expected:
+    """What the model expects of a schedule; of form multipass, without the kernel of column sums."""
     f = features(Schedules.of([s]), replace(p, column_sums=0) if s.form == "multipass" else p, rows, device)
-    return float(estimates(f, device)[0]), {name: float(us[0]) for name, us in vars(terms(f, device)).items()}
+    us, found = float(estimates(f, device)[0]), {name: float(n[0]) for name, n in vars(terms(f, device)).items()}
+    clean, overlapping = us / found["spill_factor"], ("waiting", "issuing", "starting")
+    once = {name: found[name] for name in ("latency", "first", "launch", "atomics")}
+    overlapped = clean - sum(once.values())
+    memory = min(memory_us(floor_bytes(spec, rows), device), overlapped)
+    traffic = max(min(found["memory"], overlapped) - memory, 0.0)
+    powers = {name: found[name] ** MODEL.blend for name in overlapping}
+    added = {name: (overlapped - memory - traffic) * n / sum(powers.values()) for name, n in powers.items()}
+    parts = {"memory": memory, "traffic": traffic, **added, **once, "spills": us - clean}
+    return Expected(us, parts, max(TERMS, key=found.__getitem__))
 
 
 def percent(ratio: float) -> str:
@@ -172,23 +107,15 @@ class Evidence:
 
     subject: Subject
 
-    @cached_property
-    def most(self) -> int:
-        """The most rows of the workload class, for which the class is ranked."""
-        s = self.subject
-        return max(1, rows_of(s.problem, workload(s.problem, s.expected, s.device), s.device))
-
-    @cached_property
+    @property
     def runs(self) -> list[Run]:
-        """The recorded runs of the workload class; first one on this GPU that compares the chosen schedule, if any."""
-        s = self.subject
-        found = runs(str(s.plan.spec), s.problem, s.device, s.expected or self.most)
-        return sorted(found, key=lambda r: (r.device != s.device.name, s.schedule not in r.times, len(r.times) < 2))
+        """The recorded runs of the workload class."""
+        return self.subject.runs
 
-    @cached_property
+    @property
     def rows(self) -> int:
-        """The rows of all times: the expected ones; for many, those of the first run, or the most of the class."""
-        return self.subject.expected or (self.runs[0].rows if self.runs else self.most)
+        """The rows of all times."""
+        return self.subject.rows
 
     @cached_property
     def space(self) -> Schedules:
@@ -206,12 +133,12 @@ class Evidence:
         """The model's error in this direction."""
         return STATED[key_of(self.subject.problem).direction]
 
-    def terms(self, s: Schedule) -> tuple[float, dict[str, float]]:
-        """Its expected microseconds and their terms, with four decimals."""
-        us, parts = time_and_terms(s, self.subject.problem, self.rows, self.subject.device)
-        return round(us, 4), {name: round(part, 4) for name, part in parts.items()}
+    def expected(self, s: Schedule) -> Expected:
+        """What the model expects of a schedule."""
+        subject = self.subject
+        return expected(s, subject.plan.spec, subject.problem, self.rows, subject.device)
 
-    def expected(self, *schedules: Schedule) -> Numbers:
+    def predicted(self, *schedules: Schedule) -> Numbers:
         """Microseconds that the model expects of schedules."""
         return predicted(schedules, self.subject.problem, self.rows, self.subject.device)
 
@@ -229,7 +156,7 @@ class Evidence:
             if failed is not None and failed.us is None and run.device == self.subject.device.name:
                 short = f"failed: {failed.status}"
                 return Verdict("measured", short, f"{short}, {failed.reason} ({run})")
-        us, mine = self.expected(other, chosen).tolist()
+        us, mine = self.predicted(other, chosen).tolist()
         error, change = self.stated.apart_most, percent(us / mine)
         sentence = (
             f"predicted {change}, {us:.4g} us against {mine:.4g}; the model's error is {percent(math.exp(error))[1:]}"

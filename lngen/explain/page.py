@@ -194,11 +194,9 @@ def _changes(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int, i
 # ---- sections ----
 
 
-def _trials(section: Section, subject: Subject) -> Markup | None:
-    """The drawing of a section's trials; None for a section without this key."""
-    if "trials" not in section.data:
-        return None
-    return Markup(trial_drawing(section.data["trials"], str(subject.schedule)))
+def _trials(section: Section, subject: Subject) -> Markup:
+    """The drawing of a section's trials, empty if it has none."""
+    return Markup(trial_drawing(section.data.get("trials", ()), str(subject.schedule)))
 
 
 def _linked(text: str, names: Set[str]) -> Markup:

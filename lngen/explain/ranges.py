@@ -5,6 +5,7 @@ It says nothing about a value that is a NaN. The graph is the one before ``decom
 function are one equation each; what later passes write in their place may differ from it by roundings.
 """
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from math import copysign, inf, isnan, sqrt
@@ -23,6 +24,11 @@ from lngen.spec import Spec
 MONOTONE = {
     "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log", "tanh",
     "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
+}  # fmt: skip
+# The result is an operand, perhaps with another sign; so is that of a cast, unless it is to fewer bytes.
+CHOOSING = {
+    "input", "const", "size", "expand", "detach", "stop_gradient", "neg", "abs", "relu", "clamp", "maximum", "minimum", "reduce_max",
+    "select_eq", "select_gt", "where_gt", "copysign",
 }  # fmt: skip
 NORMAL = 2.0**-126  # an eps from here on outweighs squares that underflow
 ROUNDINGS = 1 + 2.0**-20  # more than those of an element over the root of a sum that has its square
@@ -54,7 +60,7 @@ class Facts:
 
     ``made`` has the equation of each value, in both graphs and in order; inputs have the op ``input``. Values that both
     compute alike are one value of it, that of forward; ``eqns`` pairs the graph's own equations with those. ``names``
-    are those in the graph.
+    are those in the graph. ``exact`` are the values that no rounding precedes.
     """
 
     def __init__(self, spec: Spec, rows: int) -> None:
@@ -62,6 +68,7 @@ class Facts:
         self.made: dict[Value, Eqn] = {}
         self.ranges: dict[Value, Range] = {}
         self.names: dict[Value, str] = {}
+        self.exact: set[Value] = set()
         self.eqns: list[tuple[Eqn, Eqn]] = []
         positive, known = spec.definition.positive(spec.options), dict[object, Value]()
         for graph in [s.trace()["cse"] for s in dict.fromkeys((spec.with_direction("fwd"), spec))]:
@@ -83,6 +90,9 @@ class Facts:
 
     def _add(self, eqn: Eqn, found: Range) -> None:
         self.made[eqn.out], self.ranges[eqn.out], self.names[eqn.out] = eqn, found, str(eqn.out)
+        wider = eqn.op == "cast" and eqn.out.type.dtype.size >= max(a.type.dtype.size for a in eqn.args)
+        if (wider or eqn.op in CHOOSING) and self.exact.issuperset(eqn.args):
+            self.exact.add(eqn.out)
 
     def is_row(self, op: str, value: Value, of: Value) -> bool:
         """True if ``value`` is ``op`` over D of another."""
@@ -94,6 +104,23 @@ class Facts:
         eqn = self.made[value]
         return eqn.args[0] if eqn.op == "mul" and eqn.args[0] == eqn.args[1] else None
 
+    def factors(self, value: Value) -> Counter[Value]:
+        """How often each value is a factor of a product, whose factors may be products."""
+        eqn = self.made[value]
+        return self.factors(eqn.args[0]) + self.factors(eqn.args[1]) if eqn.op == "mul" else Counter([value])
+
+    def difference(self, eqn: Eqn) -> tuple[Value, Value, Range] | None:
+        """The values of a - b, or of a + b with a negated value or a number b, and the range of what is taken away."""
+        if eqn.op == "sub":
+            return eqn.args[0], eqn.args[1], self.ranges[eqn.args[1]]
+        for a, b in (eqn.args, eqn.args[::-1]) if eqn.op == "add" else ():
+            negated, found = self.made[b], self.ranges[b]
+            if negated.op == "neg":
+                return a, negated.args[0], self.ranges[negated.args[0]]
+            if found.low == found.high:
+                return a, b, Range(-found.high, -found.low)
+        return None
+
     def _range(self, eqn: Eqn) -> Range:
         args = [self.ranges[a] for a in eqn.args]
         if eqn.op == "expand":
@@ -103,6 +130,8 @@ class Facts:
         if eqn.op == "abs" or (eqn.op == "mul" and eqn.args[0] == eqn.args[1]):
             least, most = max(args[0].low, -args[0].high, 0), args[0].most
             return Range(_at(eqn, *[least] * len(args)), _at(eqn, *[most] * len(args)))
+        if eqn.op in ("silu", "gelu", "gelu_tanh"):  # x times a number from 0 to 1, never less than -0.2785
+            return Range(-0.3 if args[0].low < 0 else 0, max(args[0].high, 0))
         if eqn.op == "sub" and self.is_row("reduce_max", eqn.args[1], eqn.args[0]):
             return Range(high=0, top=0)
         divisor = args[-1] if eqn.op in ("div", "rsqrt") else Range(1)

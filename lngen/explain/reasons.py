@@ -1,7 +1,6 @@
 """Why a schedule was chosen, and not another: its origin, its expected time, its fields and their neighbours."""
 
 import math
-import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ import numpy as np
 
 from lngen.devices import Device, default_device
 from lngen.errors import CompileError, EmitError, LowerError, MissingError, ScheduleError
-from lngen.explain.evidence import Evidence, Verdict, percent, predicted
+from lngen.explain.evidence import PHRASES, Evidence, Verdict, percent, predicted
 from lngen.explain.section import Block, Lines, Section, Subject, Table, Text, entry
 from lngen.files import sha256
 from lngen.problem import ANY, STAGED, Problem, Schedule, check, check_arch, parse_schedule
@@ -19,58 +18,45 @@ from lngen.problem.footprint import most_blocks
 from lngen.problem.legal import MIN_STAGES
 from lngen.problem.schedule import FORMS, value_text
 from lngen.schedule import workload
-from lngen.schedule.model import REPEATED, TERMS, estimated, features
+from lngen.schedule.model import REPEATED, estimated, features
 from lngen.schedule.space import FIELDS, FLAG_FIELDS, Numbers, Schedules
 from lngen.schedule.table import MANY, origins
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
 TIMES = "predicted_us", "measured_us"
-SHORT = 56  # columns of a rule beside a field
-
-# What takes the time of a term.
-PHRASES = {
-    "memory": "all bytes at the memory's bandwidth",
-    "waiting": "rows wait for those before them in their row group",
-    "issuing": "instructions, shared memory and bulk copies of a multiprocessor",
-    "starting": "the GPU starts its blocks",
-    "latency": "the first row comes from memory",
-    "first": "the first row is computed after its arrival",
-    "launch": "the first block starts",
-    "atomics": "all blocks wait for atomic operations",
-}
+PARTS = "Parts in us, which add up: memory as in the roofline, traffic beyond it, then what the others add to both:"
 
 
 def reasons(subject: Subject) -> Section:
     """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
     e = Evidence(subject)
     source, about = _source(e)
-    expected, parts = e.terms(subject.schedule)
-    largest = max(TERMS, key=parts.__getitem__)
+    time = e.expected(subject.schedule)
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
-    numbers = tuple(f"{n:.3g}" for n in parts.values())
-    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in TIMES), o["changes"]) for o in others)
+    numbers = tuple(f"{n:.4g}" for n in time.parts.values())
+    times = [key for key in TIMES if any(o[key] for o in others)]
+    best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in times), o["changes"]) for o in others)
     blocks = (
         Text(about),
         Text(
-            f"Predicted for {e.rows} rows on {subject.device.name}: {expected:.4g} us. The largest term is {largest}: "
-            f"{PHRASES[largest]}. {_error(e, largest)}"
+            f"Predicted for {e.rows} rows on {subject.device.name}: {time.us:.4g} us, bound by {time.by}: "
+            f"{PHRASES[time.by]}. {_error(e, time.by)}"
         ),
-        Table(
-            (*TERMS, "spills"), (numbers,), "Terms in us, of which the first four overlap, and the factor of spills:"
-        ),
+        Table(tuple(time.parts), (numbers,), PARTS),
         Text(_measured(e)),
-        Table(("predicted us", "measured us", "the best others, as changes"), best),
+        Table((*(key.replace("_us", " us") for key in times), "the best others, as changes"), best),
         Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
         Text(
             f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
-            "schedules of this spec and workload class were measured on it."
+            "measured ones of this spec and workload class are recorded here."
         ),
     )
     return Section("schedule", "Schedule", blocks, {
-        "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": expected, "terms": parts,
-        "largest": largest, "error": asdict(e.stated), "runs": [str(run) for run in e.runs], "others": others,
-        "fields": fields, "space": {"legal": len(e.space), "recorded": len(recorded)}, "trials": _trials(e),
+        "chosen": str(subject.schedule), "source": source, "rows": e.rows, "predicted_us": time.us,
+        "parts": time.parts, "by": time.by, "error": asdict(e.stated), "runs": [str(run) for run in e.runs],
+        "others": others, "fields": fields, "space": {"legal": len(e.space), "recorded": len(recorded)},
+        "trials": _trials(e),
     })  # fmt: skip
 
 
@@ -93,8 +79,8 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
         data |= {"kind": "table", "table": table.file, "key": asdict(key), "class": most}
         class_ = f"up to {most}" if most <= MANY else f"more than {MANY}"
         text = (
-            f"The schedule is an entry of {table.file}, measured on {table.device}: {key.direction}, "
-            f"{'an input more than a norm has, ' if key.more else ''}"
+            f"The schedule is an entry of {table.file}, measured on {table.device} with rows of this kind: "
+            f"{key.direction}, {'an input more than a norm has, ' if key.more else ''}"
             f"{f'{key.heavy} equations an element, ' if key.heavy else ''}{key.element} bytes an element, inputs of "
             f"{class_} KiB a multiprocessor, D={key.d}, "
             f"{'the same' if key.d == s.problem.d else f'the nearest to {s.problem.d}'}."
@@ -113,7 +99,7 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
     """What the model alone would choose, and how it fares."""
     if rank == 0:
         return f"It is also the first of the {len(order)} schedules that the model ranks."
-    spills = e.terms(e.subject.schedule)[1]["spill_factor"] > 1
+    spills = e.expected(e.subject.schedule).parts["spills"] > 0
     why = "it expects spills" if spills else "it is not in the space"
     text = f"The model ranks it {rank + 1} of {len(order)}" if rank else f"The model does not rank it: {why}"
     found = e.against(order[0])
@@ -123,11 +109,11 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
 # ---- what it takes ----
 
 
-def _error(e: Evidence, largest: str) -> str:
+def _error(e: Evidence, by: str) -> str:
     a, fitted = e.stated, default_device().name
     off, most, apart, apart_most = (percent(math.exp(n))[1:] for n in (a.off, a.off_most, a.apart, a.apart_most))
-    known = a.dominated.get(largest)
-    where = f" ({percent(math.exp(known))[1:] if known else 'not known'} where {largest} is the largest term)"
+    known = a.dominated.get(by)
+    where = f" ({percent(math.exp(known))[1:] if known else 'not known'} where {by} bounds them)"
     elsewhere = "" if e.subject.device.name == fitted else f" On {e.subject.device.name} the error is not known."
     return (
         f"The model's error, over {a.schedules} recorded times on {fitted}: the median is {off}{where}, nine in ten "
@@ -139,7 +125,7 @@ def _error(e: Evidence, largest: str) -> str:
 def _measured(e: Evidence) -> str:
     """The run that the measured times are of, and how the chosen schedule fares in it."""
     if not e.runs:
-        return "No time of this spec and workload class is recorded here."
+        return "No time of this spec itself is recorded here for this workload class, on any GPU."
     run, s = e.runs[0], e.subject
     us = run.times.get(s.schedule)
     if us is None:
@@ -163,7 +149,7 @@ def _others(e: Evidence) -> list[dict[str, Any]]:
     chosen = [s for s in dict.fromkeys((*by_time, *by_model)) if s != e.subject.schedule][:OTHERS]
     return [
         {"schedule": str(s), "changes": changes(e.subject.schedule, s), "predicted_us": us, "measured_us": times.get(s)}
-        for s, us in zip(chosen, e.expected(*chosen).round(4).tolist(), strict=True)
+        for s, us in zip(chosen, e.predicted(*chosen).round(4).tolist(), strict=True)
     ]
 
 
@@ -188,9 +174,7 @@ def _fields(e: Evidence) -> Iterator[dict[str, Any]]:
     for name in FIELDS:
         for value in values(chosen, name):
             other, rule = neighbour(chosen, name, value, e.space, e.times, s.problem, s.device)
-            short = rule if len(rule) <= SHORT else rule.partition(", got ")[0]
-            short = textwrap.shorten(short, SHORT, placeholder=" ...")
-            found = Verdict("rule", short, rule) if rule else e.against(other)
+            found = Verdict("rule", rule.partition(", got ")[0], rule) if rule else e.against(other)
             about = {"field": name, "value": getattr(chosen, name), "other": value, "neighbour": str(other)}
             yield {**about, "changes": changes(chosen, other), **vars(found)}
 
@@ -303,14 +287,13 @@ def why_not(subject: Subject, text: str) -> Section:
         kind, answer = ("rule", f"It is illegal: {rule}.") if rule else ("same", "It is the chosen schedule.")
         return _section(data | {"kind": kind, "sentence": rule or answer}, Text(answer))
     e = Evidence(subject)
-    found, both = e.against(asked), [e.terms(s) for s in (chosen, asked)]
+    found, both = e.against(asked), [e.expected(s) for s in (chosen, asked)]
     data |= {"rows": e.rows, **vars(found)}
-    columns = ("", "predicted us", *TERMS, *(("registers", "spilled") if used else ("spills",)))
+    columns = ("", "predicted us", *both[0].parts, *(("registers", "spilled") if used else ()))
     cells = []
-    for name, (us, parts), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
-        data[f"{name}_numbers"] = {"predicted_us": us, "terms": parts, "resources": compiled}
-        last = compiled.values() if used else (parts["spill_factor"],)
-        cells.append((name, *(f"{n:.3g}" for n in (us, *(parts[t] for t in TERMS))), *map(str, last)))
+    for name, (us, parts, _), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
+        data[f"{name}_numbers"] = {"predicted_us": us, "parts": parts, "resources": compiled}
+        cells.append((name, *(f"{n:.4g}" for n in (us, *parts.values())), *map(str, compiled.values())))
     spills = f"It spills {used[1]['spilled']} bytes a thread. " if used and used[1]["spilled"] else ""
     table = Table(columns, tuple(cells), f"For {e.rows} rows on {subject.device.name}, us:")
     return _section(data, Text(spills + _answer(found)), table)

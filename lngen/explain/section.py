@@ -9,11 +9,13 @@ from typing import Any
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import Device
+from lngen.explain.timings import Run, runs
 from lngen.lower import Plan
 from lngen.problem import Problem, Schedule
+from lngen.schedule import workload
+from lngen.schedule.table import rows_of
 
 WIDTH = 110  # of a terminal
-ROWS = 4096  # of the numbers, where no number of rows is asked for
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,6 @@ class Subject:
     changed: str = ""
 
     @property
-    def rows(self) -> int:
-        """The rows of all numbers."""
-        return self.expected or ROWS
-
-    @property
     def plan(self) -> Plan:
         """The plan of the kernels."""
         return self.kernels.plan
@@ -49,6 +46,23 @@ class Subject:
     def problem(self) -> Problem:
         """The facts that a schedule has to fit."""
         return self.compilation.problem
+
+    @cached_property
+    def most(self) -> int:
+        """The most rows of the workload class, for which the class is ranked."""
+        return max(1, rows_of(self.problem, workload(self.problem, self.expected, self.device), self.device))
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The recorded runs of the workload class; first one on this GPU that compares the chosen schedule, if any."""
+        found = runs(str(self.plan.spec), self.problem, self.device, self.expected or self.most)
+        name, mine = self.device.name, self.schedule
+        return sorted(found, key=lambda r: (r.device != name, mine not in r.times, len(r.times) < 2))
+
+    @cached_property
+    def rows(self) -> int:
+        """The rows of all numbers: the expected ones; for many, those of the first run, or the most of the class."""
+        return self.expected or (self.runs[0].rows if self.runs else self.most)
 
 
 # ---- sections ----

@@ -29,7 +29,7 @@ from lngen.passes import defined, upstream
 from lngen.passes.variance import is_rounded
 
 SUMS = ("reduce_sum", "reduce_mean")
-EXACT = ("input", "cast", "const")  # no rounding precedes the difference of such values
+BOUNDED = 2.0**16  # a factor of at most this size makes infinite only what nearly is so by itself
 
 
 class Hazard(NamedTuple):
@@ -76,21 +76,54 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
     yield Hazard("mean removed", risk, "; ".join(guards))
 
 
-def remainder(g: Facts, e: Eqn) -> Iterator[Hazard]:
-    """c - v with a constant c that v may be near, v - v^2, which is v (1 - v), and a - b, where b sums what a is of."""
-    if e.op != "sub" or any((*mean_removed(g, e), *one_pass(g, e))):
+def complement(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """c - v and v - c with a constant c that v may be near, and v - v^2, which is v (1 - v)."""
+    if not (found := g.difference(e)):
         return
-    (a, b), one = e.args, Range(1, 1)
-    whole, v = (one, a) if g.squared(b) == a else (g.ranges[a], b)
-    if (c := whole.low) == whole.high != 0 and g.ranges[v].low <= c <= g.ranges[v].high and g.made[v].op not in EXACT:
-        risk = f"loses its leading digits, if {g.names[v]} is near {c:.4g}; its error stays near {unit(e)} of that"
-        yield Hazard("complement", risk, limit=c)
+    (a, b, taken), one = found, Range(1, 1)
+    pairs = [(one, a)] if g.squared(b) == a else [(g.ranges[a], b), (taken, a)]
+    for whole, v in pairs:
+        if (c := whole.low) == whole.high != 0 and g.ranges[v].low <= c <= g.ranges[v].high and v not in g.exact:
+            risk = f"loses its leading digits, if {g.names[v]} is near {c:.4g}; its error stays near {unit(e)} of that"
+            yield Hazard("complement", risk, limit=c)
+
+
+def remainder(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """a - b, where b sums what a is of."""
+    if not (found := g.difference(e)) or any((*mean_removed(g, e), *one_pass(g, e))):
+        return
+    a, b, _ = found
     eqns = [f for f in g.made.values() if f.op not in ("const", "size")]
     sums = {f.out for f in eqns if f.op in SUMS} & upstream(eqns, [b])
     if upstream(eqns, [a]) & upstream(eqns, sums) & {f.out for f in eqns}:
         risk = f"cancels, if {g.names[b]}, which depends on what {g.names[a]} does, takes nearly all of it away: the "
         risk += f"rounding errors of both, {unit(e)} of their size or more, are then large beside the rest"
         yield Hazard("remainder", risk)
+
+
+def cancellation(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """a - b of rounded values that may be nearly equal, such as (x + z) - z and sqrt(x x + 1) - x."""
+    known = (mean_removed, one_pass, complement, remainder)
+    if not (found := g.difference(e)) or g.exact.issuperset(found[:2]) or any(any(of(g, e)) for of in known):
+        return
+    a, b, taken = found
+    low, high = max(g.ranges[a].low, taken.low), min(g.ranges[a].high, taken.high)
+    if low <= high and (low, high) != (0, 0):
+        risk = f"cancels, if {g.names[a]} and {g.names[b]} are nearly equal: their rounding errors, {unit(e)} of their "
+        yield Hazard("cancellation", f"{risk}size or more, are then large beside the difference")
+
+
+def multiplied(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """A product or power that may exceed the largest number; the squares of a sum are said with it."""
+    if e.op != "mul" or isfinite(g.ranges[e.out].most) or min(g.ranges[a].most for a in e.args) <= BOUNDED:
+        return
+    most, powers = largest(e.out.type.dtype), g.factors(e.out)
+    if len(powers) > 1:
+        a, b = (g.names[v] for v in e.args)
+        yield Hazard("product", f"is infinite, if |{a} * {b}| exceeds {most:.4g}", limit=most)
+    elif any(e.out in f.args and f.op not in SUMS for f in g.made.values()):
+        ((v, n),) = powers.items()
+        yield Hazard("product", f"is infinite, if |{g.names[v]}| exceeds {most ** (1 / n):.4g}", limit=most ** (1 / n))
 
 
 def exponential(g: Facts, e: Eqn) -> Iterator[Hazard]:
@@ -118,6 +151,13 @@ def root(g: Facts, e: Eqn) -> Iterator[Hazard]:
         small = next((g.names[a] for a in v.args if g.ranges[a].low != least), "it")
         risk = f"scales by {1 / sqrt(least):.4g} where {small} is small beside {least:.4g}, not by the row's own size"
         yield Hazard("root of 0", risk, f"{least:.4g} is the least number under the root: no division by 0", least)
+
+
+def logarithm(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """The logarithm of a rounded value that may be near 1, such as log(1 + x)."""
+    if e.op == "log" and e.args[0] not in g.exact and g.ranges[v := e.args[0]].low <= 1 <= g.ranges[v].high:
+        risk = f"is near 0 and loses its digits, if {g.names[v]} is near 1: the error of that, {unit(e)} or more, stays"
+        yield Hazard("logarithm", risk, limit=1)
 
 
 def division(g: Facts, e: Eqn) -> Iterator[Hazard]:
@@ -162,7 +202,8 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
 
 
 HAZARDS: tuple[Callable[[Facts, Eqn], Iterator[Hazard]], ...] = (
-    one_pass, division, root, exponential, mean_removed, remainder, casts, sums,
+    one_pass, division, root, logarithm, exponential, mean_removed, complement, remainder, cancellation, casts, sums,
+    multiplied,
 )  # fmt: skip
 
 
@@ -179,7 +220,8 @@ SHOWN = 10  # facts
 # The cases of the conformance suite that show a hazard; of the means, the largest that the dtype can hold.
 MEANS = ("large-mean-1e4", "large-mean-1e3", "large-mean-1e2")
 CASES_OF = {"one-pass variance": MEANS, "mean removed": MEANS, "root of 0": ("tiny-variance", "constant-rows")}
-CASES_OF |= {"division": ("gamma-zero",), **dict.fromkeys(("squares", "exponential", "f16 overflow"), ("huge",))}
+CASES_OF |= dict.fromkeys(("squares", "product", "exponential", "f16 overflow"), ("huge",))
+CASES_OF |= {"division": ("gamma-zero",)}
 Found = list[tuple[Eqn, Hazard]]
 
 
@@ -199,10 +241,10 @@ def stability(subject: Subject) -> Section:
 
 
 def _listed(found: Found) -> list[str]:
-    """Each hazard once without a guard and once with one, at its first equation; the others by name."""
-    groups: dict[tuple[str, bool], Found] = {}
+    """Each hazard once for a limit, without a guard and with one, at its first equation; the others by name."""
+    groups: dict[tuple[str, bool, float | None], Found] = {}
     for e, hazard in found:
-        groups.setdefault((hazard.name, bool(hazard.guard)), []).append((e, hazard))
+        groups.setdefault((hazard.name, bool(hazard.guard), hazard.limit), []).append((e, hazard))
     lines = []
     for (first, hazard), *others in groups.values():
         likewise = f"; likewise {', '.join(str(e.out) for e, _ in others)}" if others else ""

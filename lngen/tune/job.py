@@ -6,6 +6,7 @@ although their times differ.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,9 @@ FASTEST = 3  # of the finalists, chosen by time alone
 GPU, OVERLAPPING = "lngen.tune.measure:GpuMeasurer", "lngen.tune.measure:OverlappingMeasurer"
 BRIEF_ROUNDS, FINAL_ROUNDS = 4, ROUNDS
 GROUP = 8  # candidates timed side by side
-BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75  # of the budget, after which no build or no brief round starts
+# Of the budget. No build starts after so long a time of building, which precedes the budget, and no brief round so long
+# after the first one: before its end the worker and the GPU start, and inputs and the first kernels are loaded.
+BUILD_SHARE, BRIEF_SHARE = 0.4, 0.75
 NO_GPU = (
     "lngen tune needs an NVIDIA GPU and CuPy, but found no GPU that CuPy can use; 'lngen doctor' says what is "
     "missing, and 'lngen tune SPEC --ranking' prints the model's order without one."
@@ -93,7 +96,7 @@ def _order(trial: Trial) -> tuple[int, str]:
 class Job:
     """What to tune, and the limits. It can be pickled.
 
-    seconds     budget; candidates not reached within it are left out
+    seconds     budget, from the first measured trial on; candidates not reached within it are left out
     trials      number of candidates at most that do not spill, the first of the model's order
     known       trials of an earlier run, which are not repeated
     incumbents  (device name, schedule) chosen before, which win ties
@@ -196,7 +199,7 @@ class _Run:
                     if self._worker.device() != self._device:  # the GPUs of this machine differ
                         self._device = self._worker.device()
                         built = self._build()
-                    complete = self._measure(built, start + waited + self._job.seconds)
+                    complete = self._measure(built)
             else:
                 complete = len(built) == self._total
         except Stopped:
@@ -239,21 +242,23 @@ class _Run:
         """True if something is left to be measured."""
         return bool(self._fresh(built)) or any(t.rounds < FINAL_ROUNDS for t in self._best())
 
-    def _measure(self, built: Sequence[Candidate], deadline: float) -> bool:
+    def _measure(self, built: Sequence[Candidate]) -> bool:
         """Checks and briefly times new candidates, then times the best again; True if every candidate was reached."""
         worker, job = self._worker, self._job
         assert worker is not None
         worker.open(job.spec, job.rows)
         complete = len(built) == self._total
         waiting = self._fresh(built)
-        done = len(built) - len(waiting)
+        done, until = len(built) - len(waiting), math.inf
         for group in _groups(waiting):
-            if time.monotonic() > deadline - (1 - BRIEF_SHARE) * job.seconds and self._timed():
+            if time.monotonic() > until:
                 complete = False
                 break
             self._brief(group)
             done += len(group)
             self._report(done)
+            if until == math.inf and self._timed():
+                until = time.monotonic() + BRIEF_SHARE * job.seconds
         usable = {self._trial(c).identity: c for c in built}
         best = self._best()
         if any(t.rounds < FINAL_ROUNDS for t in best):

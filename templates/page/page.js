@@ -45,8 +45,14 @@ function coloured(text, language) {
 const PANES = ["graph", "cuda", "ptx", "sass"];
 const CHUNK = 50;
 const state = { tab: "source", panes: PANES, sel: "", against: 0, language: "sass" };
+const KERNEL = { cuda: /__global__/, ptx: /^\.visible \.entry/ };
 const narrow = matchMedia("(max-width: 899px)");
+const medium = matchMedia("(max-width: 1599px)");
 let data, lines, panes;
+
+// How many panes the window has room for, and those that it shows: the ones chosen last, which come first.
+const room = () => (narrow.matches ? 1 : medium.matches ? 2 : PANES.length);
+const open = () => state.panes.slice(0, room());
 
 // What belongs to a selection, pane:line or value:name. Of lines without a value there is their statement alone.
 function belongs(sel) {
@@ -120,18 +126,42 @@ class Pane {
     const appears = shown && this.frame.hidden;
     this.frame.hidden = !shown;
     if (!shown) return;
-    if (!this.rows.length) this.build();
+    if (!this.rows.length) {
+      this.build();
+      this.begin();
+    }
     for (const n of this.lit) this.mark(n, false, false);
     this.lit = this.rows.flatMap((_, n) => (isLit(this.name, n, found) ? [n] : []));
     for (const n of this.lit) this.mark(n, true, selectorOf(this.name, n) === state.sel);
     const of = `${this.rows.length} lines`;
     this.frame.querySelector(".count").textContent = this.lit.length ? `${this.lit.length} of ${of}` : of;
-    this.frame.querySelector(".ticks").replaceChildren(...this.lit.map((n) => {
-      const tick = make("i");
-      tick.style.top = `${(100 * n) / this.rows.length}%`;
-      return tick;
-    }));
     if (this.lit.length && (appears || moved !== this.name)) this.move(this.lit[0]);
+  }
+
+  // Pixels from the upper edge of the pane to a line.
+  above(n) {
+    return this.rows[n].getBoundingClientRect().top - this.list.getBoundingClientRect().top;
+  }
+
+  // Ticks between the text and its scroll bar: of what fits they are beside the lines.
+  tick() {
+    const list = this.list;
+    const ticks = this.frame.querySelector(".ticks");
+    ticks.style.cssText = `top: ${list.offsetTop}px; height: ${list.clientHeight}px; ` +
+      `right: ${list.offsetWidth - list.clientWidth}px`;
+    ticks.replaceChildren(...this.lit.map((n) => {
+      const made = make("i");
+      made.style.top = `${(100 * (this.above(n) + list.scrollTop)) / list.scrollHeight}%`;
+      return made;
+    }));
+  }
+
+  // At the first kernel, with the comment above it.
+  begin() {
+    const { text } = lines[this.name];
+    this.at = Math.max(0, text.findIndex((line) => KERNEL[this.name]?.test(line)));
+    while (text[this.at - 1]?.startsWith("//")) this.at -= 1;
+    this.list.scrollTop += this.above(this.at);
   }
 
   mark(n, lit, chosen) {
@@ -146,9 +176,9 @@ class Pane {
     const row = this.rows[this.at];
     row.classList.add("cursor");
     this.list.setAttribute("aria-activedescendant", row.id);
-    const top = row.getBoundingClientRect().top - this.list.getBoundingClientRect().top;
-    const room = this.list.clientHeight;
-    if (top < 0 || top > room - 40) this.list.scrollTop += top - room / 3;
+    const top = this.above(this.at);
+    const height = this.list.clientHeight;
+    if (top < 0 || top > height - 40) this.list.scrollTop += top - height / 3;
   }
 
   choose(n) {
@@ -172,11 +202,15 @@ class Pane {
   }
 }
 
+function tick() {
+  for (const name of open()) panes[name].tick();
+}
+
 function beside(pane, step) {
-  const shown = narrow.matches ? PANES : PANES.filter((name) => state.panes.includes(name));
-  const next = shown[shown.indexOf(pane) + step];
+  const among = room() < PANES.length ? PANES : PANES.filter((name) => state.panes.includes(name));
+  const next = among[among.indexOf(pane) + step];
   if (!next) return;
-  if (narrow.matches) Object.assign(state, { panes: [next] });
+  if (!open().includes(next)) state.panes = [next, pane].slice(0, room());
   render();
   panes[next].list.focus();
 }
@@ -278,13 +312,14 @@ function render(moved = "") {
     $(tab.getAttribute("aria-controls")).hidden = !chosen;
   }
   document.body.classList.toggle("fitted", state.tab === "source");
-  const shown = narrow.matches ? state.panes.slice(0, 1) : state.panes;
+  const shown = open();
   for (const button of all("#shown button")) {
     button.setAttribute("aria-pressed", String(shown.includes(button.getAttribute("aria-controls").slice(5))));
   }
   if (state.tab === "source") {
     const found = belongs(state.sel);
     for (const name of PANES) panes[name].show(shown.includes(name), found, moved);
+    tick(); // when all panes have their widths
     $("status").textContent = described(found);
   }
   if (state.tab === "compare" && built !== `${state.against} ${state.language}`) {
@@ -315,10 +350,8 @@ function listen() {
   for (const button of all("#shown button")) {
     button.addEventListener("click", () => {
       const name = button.getAttribute("aria-controls").slice(5);
-      const others = state.panes.filter((pane) => pane !== name);
-      if (narrow.matches) state.panes = [name];
-      else if (others.length < state.panes.length) state.panes = others.length ? others : [name];
-      else state.panes = PANES.filter((pane) => pane === name || others.includes(pane));
+      const others = open().filter((pane) => pane !== name);
+      state.panes = others.length && open().includes(name) ? others : [name, ...others].slice(0, room());
       render();
     });
   }
@@ -328,7 +361,8 @@ function listen() {
   $("against")?.addEventListener("change", (event) => { state.against = event.target.selectedIndex; render(); });
   document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
   addEventListener("hashchange", () => { read(); render(); });
-  narrow.addEventListener("change", () => render());
+  for (const width of [narrow, medium]) width.addEventListener("change", () => render());
+  addEventListener("resize", () => { if (state.tab === "source") tick(); });
 }
 
 function themed() {

@@ -1,6 +1,7 @@
 """If these fail, a formula of operations or bytes is not what runs, or a time is not the model's or a record's."""
 
 import json
+import re
 from collections import Counter
 from functools import cache
 from math import prod
@@ -13,8 +14,8 @@ from explained import computed, subject_of
 from lngen import config
 from lngen.check.inputs import random_inputs
 from lngen.devices import described
-from lngen.explain import Subject, cost
-from lngen.explain.cost import at, bound, flops, measured, moved, operations, peak
+from lngen.explain import Subject, cost, explain, reasons
+from lngen.explain.cost import at, flops, measured, moved, operations, peak
 from lngen.explain.steps import reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
@@ -121,18 +122,33 @@ def test_peaks_are_those_of_the_datasheets() -> None:
 
 BOUND = {
     ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 2**20): "memory",
-    ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 1): "latency and fixed time",
-    ("layernorm.bwd:d=1024,dtype=bf16", multipass(64, 8), 2**20): "latency and fixed time",
-    ("layernorm_act.fwd:d=1024,dtype=bf16,act=gelu", "", 2**20): "issue slots",
+    ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), 1): "latency",
+    ("layernorm.bwd:d=1024,dtype=bf16", multipass(64, 8), 2**20): "waiting",
+    ("layernorm.fwd:d=65536,dtype=bf16", multipass(1024, 1), 2**14): "memory",
+    ("layernorm_act.fwd:d=1024,dtype=bf16,act=gelu", "", 2**20): "issuing",
 }
 
 
 @pytest.mark.parametrize("case", BOUND, ids=str)
-def test_the_largest_share_of_the_expected_time_bounds_it(case: tuple[str, Schedule | str, int]) -> None:
-    found = bound(subject_of(*case))
-    assert sum(found["shares"].values()) == pytest.approx(found["us"])
-    assert min(found["shares"].values()) >= 0
+def test_one_split_of_the_time_adds_up_in_every_section(case: tuple[str, Schedule | str, int]) -> None:
+    """Memory takes what the roofline says."""
+    subject = subject_of(*case)
+    sections = cost(subject), reasons(subject)
+    found, why = sections[0].data["bound"], sections[1].data
+    assert sum(found["parts"].values()) == pytest.approx(found["us"])
+    assert min(found["parts"].values()) >= 0
+    assert (found["us"], found["parts"], found["by"]) == (why["predicted_us"], why["parts"], why["by"])
     assert found["by"] == BOUND[case]
+    (roof,) = (r["memory us"] for r in sections[0].data["roofline"] if r["GPU"] == subject.device.name)
+    assert found["parts"]["memory"] == pytest.approx(roof)
+    assert f"memory {roof:.4g}," in " ".join(str(sections[0]).split())
+    assert re.search(rf"^  {roof:.4g} ", str(sections[1]), re.MULTILINE)
+
+
+def test_without_rows_all_sections_are_about_the_same_ones() -> None:
+    subject = subject_of("layernorm.bwd:d=4096,dtype=bf16", rows=None)
+    assert {section.data.get("rows", subject.rows) for section in explain(subject, ["cost", "schedule"])} == {8192}
+    assert cost(subject).blocks[0].columns[2] == "at 8192 rows"
 
 
 def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +178,7 @@ def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytes
         ("B", "in turn"): (500, 5, False, "lngen 0.0.9"),
         ("C", "not recorded"): (1000, 6, True, ""),
     }
-    assert "no record" in str(cost(subject_of("layernorm.fwd:d=1025,dtype=bf16")))
+    other = subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)
+    said = " ".join(str(section) for section in (cost(other), reasons(other)))
+    assert "an entry of h200.toml, measured on NVIDIA H200 with rows of this kind" in " ".join(said.split())
+    assert said.count("no time of this spec") + said.count("No time of this spec itself") == 2

@@ -1,6 +1,7 @@
 """If these fail, the page does not do in a browser what it says: Chromium without a window, driven by Selenium."""
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -41,8 +42,8 @@ class Page:
         ready = (self.run("return document.documentElement.dataset.ready") for _ in range(500))
         return int(next(filter(None, ready)))
 
-    def size(self, width: int) -> None:
-        shape = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+    def size(self, width: int, height: int = 800) -> None:
+        shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
 
     def click(self, selector: str) -> None:
@@ -85,7 +86,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     driver = webdriver.Chrome(options=options, service=service)
     try:
         made = Page(driver, folder)
-        made.size(1280)
+        made.size(1600)
         yield made
         assert driver.get_log("browser") == []  # of all tests together: no error, no warning
     finally:
@@ -160,19 +161,59 @@ def test_a_link_shows_what_its_sender_saw(browser: Page) -> None:
     assert browser.soon("[aria-selected=true][role=tab]", ["Source"])
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+PANES = {1600: 4, 1599: 2, 1280: 2, 390: 1}  # that a window of so many pixels shows
+
+
+@pytest.mark.parametrize("width", PANES)
 def test_no_tab_is_wider_than_the_window(browser: Page, width: int) -> None:
     browser.size(width)
     for tab in ("source", "plan", "cost", "schedule", "compare"):
         browser.open(f"tab={tab}")
         assert browser.run("return document.documentElement.scrollWidth") <= width, tab
     browser.open("sel=value:xhat")
-    assert len(browser.texts(".pane:not([hidden])")) == (4 if width > 900 else 1)
-    browser.click("#shown button:nth-child(4)")  # hides SASS among four, shows it instead of one
-    assert len(browser.texts(".pane:not([hidden])")) == (3 if width > 900 else 1)
+    assert len(browser.texts(".pane:not([hidden])")) == PANES[width]
+    browser.click("#shown button:nth-child(4)")  # hides SASS among four, shows it instead of the one chosen first
+    assert len(browser.texts(".pane:not([hidden])")) == min(PANES[width], 3)
     first = browser.run("return document.querySelector('#pane-sass .lit')?.getBoundingClientRect().top")
-    assert width > 900 or 0 < first < 800
-    browser.size(1280)
+    assert width == 1600 or 0 < first < 800
+    browser.run("document.querySelector('.pane:not([hidden]) .lines').focus()")
+    browser.press(*["ARROW_RIGHT"] * 3)
+    assert browser.run("return document.activeElement.parentNode.id") == ("pane-ptx" if width == 1600 else "pane-sass")
+    browser.size(1600)
+
+
+def test_it_starts_at_the_first_kernel(browser: Page) -> None:
+    browser.open()
+    tops = "return [...document.querySelectorAll('#pane-%s .row')].map((e) => e.getBoundingClientRect().top)"
+    for pane, begins in {"cuda": 'extern "C" __global__', "ptx": ".visible .entry"}.items():
+        lines = [line.text for line in lines_of()[pane]] if pane == "ptx" else shown(SPEC)[1].cuda.splitlines()
+        first = next(n for n, text in enumerate(lines) if text.startswith(begins))
+        top = browser.run(f"return document.querySelector('#pane-{pane} .lines').getBoundingClientRect().top")
+        assert 0 <= browser.run(tops % pane)[first] - top <= 3 * 18, pane
+
+
+def test_marks_are_beside_the_text(browser: Page) -> None:
+    browser.size(2400, 1200)  # the whole graph fits
+    browser.open("sel=value:xhat")
+    boxes = "return [...document.querySelectorAll(arguments[0])].map((e) => e.getBoundingClientRect())"
+    (row,), (tick,) = (browser.run(boxes, f"#pane-graph {css}") for css in (".lit", ".ticks i"))
+    assert row["top"] - 1 <= tick["top"] <= row["bottom"]
+    for pane in ("cuda", "ptx", "sass"):
+        (lines,), ticks = (browser.run(boxes, f"#pane-{pane} {css}") for css in (".lines", ".ticks i"))
+        end = lines["left"] + browser.run(f"return document.querySelector('#pane-{pane} .lines').clientWidth")
+        labels = browser.run(boxes, f"#pane-{pane} .lit .from")
+        wanted, count = expected("xhat")[pane], len(browser.texts(f"#pane-{pane} .row"))
+        places = [(tick["top"] - lines["top"]) / lines["height"] for tick in ticks]
+        assert places == pytest.approx([n / count for n in wanted], abs=0.03)
+        assert all(box["right"] < end + 1 for box in (*ticks, *labels)), pane
+    browser.size(1600)
+
+
+def test_nothing_is_cut() -> None:
+    subject, kernels = shown(SPEC)
+    html = page(subject, explain(subject), kernels)
+    assert not re.findall(r"\w* ?(?:…|\.\.\.)(?![\w.])", html.partition('id="data"')[0].partition("</style>")[2])
+    assert "ellipsis" not in html
 
 
 def test_a_comparison_marks_what_differs(browser: Page) -> None:

@@ -5,7 +5,7 @@ time_crash                         ranks that kill the process when they are tim
 moved                              of the reference, in rounds that were repeated; drift: in those that count
 refuse                             ranks whose launch the driver refuses
 log                                a file that gets a line per question
-pause                              seconds a check takes
+pause                              seconds a check takes; start: those before the first one
 seed                               of the noise on the times
 """
 
@@ -54,6 +54,7 @@ class FakeMeasurer:
 
     def open(self, spec: Spec, rows: int) -> None:
         self.log(f"open {spec} {rows}")
+        time.sleep(self.say.get("start", 0))
         if self.say.get("too_large"):
             raise LngenError("choose fewer rows.")
 

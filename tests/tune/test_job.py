@@ -173,11 +173,19 @@ def test_the_budget_ends_the_brief_rounds_and_the_best_is_timed_again(
     fake(pause=0.3)
     monkeypatch.setattr(job, "GROUP", 2)
     monkeypatch.setattr(job, "BUILD_SHARE", 20.0)
-    found = run_job(make_job(seconds=1.0))
+    found = run_job(make_job(seconds=0.5))
     assert not found.complete
     assert len(found.trials) < TRIED
     assert fake.asked("time")[-1].endswith(f" {FINAL_ROUNDS}")
     assert found.choice is not None
+
+
+def test_the_budget_counts_from_the_first_measured_trial(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(start=2.0)
+    monkeypatch.setattr(job, "GROUP", 2)
+    monkeypatch.setattr(job, "BUILD_SHARE", 20.0)
+    found = run_job(make_job(seconds=2.0))
+    assert (found.complete, len(found.trials)) == (True, TRIED)
 
 
 def test_a_job_that_is_stopped_keeps_what_it_knows(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,8 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ([SPEC, "--merge", "a"], "or else --merge alone"),
     ([SPEC, "--frozen", "--ranking"], "or neither"),
     ([SPEC, "--rows", "1,2", "--plot", "a.pdf"], "expected to end in .png or .svg"),
+    ([SPEC, "--top", "3"], "--top belongs to --ranking"),
+    ([SPEC, "--ranking", "--top", "0"], "expected a whole number from 1"),
     ([SPEC, "--ranking", "--plot", "a.png"], "show trials, but --merge and --ranking have none"),
     (["--merge", "a", "--export", "t4", "b"], "show trials, but --merge and --ranking have none"),
     ([SPEC, "--rows", "1,x"], "expected whole numbers, separated by commas, each from 1"),
