@@ -23,8 +23,9 @@ import copy
 import inspect
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -114,7 +115,7 @@ def probe(module: nn.Module) -> Variant | str:
     if len(taken) != 1 or taken[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return f"its forward takes {', '.join(map(str, taken)) or 'nothing'}"
     try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept():
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
             found = _Probe(module).choose()
     except Exception as error:  # a copy or a forward of a stranger's class
         return f"cannot be tried on the CPU: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
@@ -377,3 +378,9 @@ def _random_state_kept() -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
+
+
+def _eager() -> AbstractContextManager[None]:
+    """Where a forward that torch.compile wraps runs as it is written: records of what it reads cannot be compiled."""
+    stance: Any = getattr(torch.compiler, "set_stance", None)  # PyTorch 2.6 has it
+    return stance("force_eager") if stance and "torch._dynamo" in sys.modules else nullcontext()

@@ -151,6 +151,13 @@ def test_the_probe_leaves_random_numbers_as_they_are() -> None:
     assert states() == before
 
 
+def test_a_forward_that_torch_compile_wraps_is_tried_as_it_is_written() -> None:
+    class Compiled(Norm):
+        forward = torch.compile(Norm.forward, backend="eager", fullgraph=True)
+
+    assert L.patch(Compiled()).patched
+
+
 # ---- what holds a patched norm ----
 
 SCALED = norm(lambda self, y: y * self.scale, scale=1.0)
