@@ -190,6 +190,7 @@ PROGRAMS = {
 ABOUT_PACKS = ("docs/c", "docs/manifest", "docs/packs")  # run on a fake GPU by tests/c_api and tests/aot
 
 
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")  # PyTorch's own
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ABOUT_PACKS])
 def test_the_programs_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -5,11 +5,13 @@
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     use_extension                        the direct way in C++, an option (``extension``)
     torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
+    decompositions                       these in PyTorch's operators, for ONNX and other back ends (``graph_ops``)
 
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
 from lngen.torch.extension import use_extension
+from lngen.torch.graph_ops import decompositions
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.torch_functions import (
@@ -34,6 +36,7 @@ __all__ = [
     "RMSNorm",
     "add_layer_norm",
     "add_rms_norm",
+    "decompositions",
     "dyt",
     "function",
     "gated_layer_norm",

@@ -273,3 +273,21 @@ def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], ep
 
 
 OPS = {name: GraphOps(definition, name) for name, definition in GRAPHS.items()}
+
+
+def decompositions() -> dict[Any, Callable[..., list[torch.Tensor]]]:
+    """Each operator of lngen's, and its graph in PyTorch's operators, for back ends that have no lngen.
+
+    A table for ``ExportedProgram.run_decompositions``, ``make_fx`` and the like, also with the operators of the
+    program's own graphs so far. The results are the same within roundings. Nothing uses it unasked.
+    """
+    table: dict[Any, Callable[..., list[torch.Tensor]]] = {}
+    for ops in OPS.values():
+        table |= {ops.fwd: partial(ops._forward, _in_torch), ops.bwd: partial(ops._backward, _in_torch)}
+    return table
+
+
+def _in_torch(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
+    """As ``run``, in PyTorch's operators."""
+    given = dict(zip(one.names, tensors, strict=True))
+    return list(composed(one.spec, given, [r.name for r in one.results], eps))

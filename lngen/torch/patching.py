@@ -18,7 +18,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lngen.torch.bridge import FROM_TORCH, TorchError
 from lngen.torch.modules import LayerNorm, RMSNorm
-from lngen.torch.probe import DTYPES, Variant, eps_name, probe
+from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
 
 OF_TORCH = {
     nn.LayerNorm.forward: Variant("layer_norm", "eps"),
@@ -54,7 +54,8 @@ def patch(model: nn.Module) -> Patched:
     These are torch.nn's LayerNorm and RMSNorm, and each class whose name or attributes are those of a norm and whose
     forward, tried on a copy on the CPU, computes one of lngen's norms (``lngen.torch.probe``). A norm gets a subclass
     of its class. The module, its parameters, hooks and state dict stay, and so do isinstance and ``copy.deepcopy``.
-    Where the norm was not found to agree (other dtypes or devices, autocast of 16-bit rows), its own forward runs.
+    Where the norm was not found to agree (other dtypes or devices, autocast of 16-bit rows), its own forward runs. A
+    norm whose forward reads other attributes than weights and eps gets its own class back when one of them is set.
 
     Pickle and ``torch.save(model)`` store the original classes, so that a program without lngen can load them: patch
     again after loading. TorchError for what is no module; a warning on the CPU, where the interpreter runs.
@@ -85,7 +86,7 @@ def unpatch(model: nn.Module) -> int:
     _check(model)
     norms = [module for module in model.modules() if isinstance(module, PatchedNorm)]
     for module in norms:
-        module.__class__ = original(type(module))
+        _give_back(module)
     return len(norms)
 
 
@@ -129,15 +130,49 @@ class PatchedNorm:
         return tuple(found)
 
 
+class HeldNorm(PatchedNorm):
+    """A patched norm whose own forward reads more than lngen's: it has its own class again when one of these is set.
+
+    FSDP sets the parameters of a class with a ``__setattr__`` of its own in a slower way, so not all have it.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._holder(name).__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._holder(name).__delattr__(name)
+
+    def register_parameter(self, name: str, param: Any) -> None:
+        self._holder(name).register_parameter(name, param)
+
+    def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self._holder(name).register_buffer(name, *args, **kwargs)
+
+    def add_module(self, name: str, module: Any) -> None:
+        self._holder(name).add_module(name, module)
+
+    def _holder(self, name: str) -> Any:
+        """What to call the same method of: the next class's, or that of the module with its own class."""
+        if name not in self.variant.fixed:
+            return super()
+        _give_back(self)
+        return self
+
+
+def _give_back(module: Any) -> None:
+    module.__class__ = original(type(module))
+
+
 def _subclass(own: type[Any], variant: Variant) -> type[Any]:
     if (own, variant) not in SUBCLASSES:
-        SUBCLASSES[own, variant] = _named(own, (PatchedNorm, own), {"variant": variant, "__module__": __name__})
+        bases = (HeldNorm if variant.fixed else PatchedNorm, own)
+        SUBCLASSES[own, variant] = _named(own, bases, {"variant": variant, "__module__": __name__})
     return SUBCLASSES[own, variant]
 
 
 def original(cls: Any) -> Any:
     """The class without lngen's forward; fully_shard and parametrisations build subclasses of a patched one."""
-    if PatchedNorm in cls.__bases__:
+    if not {PatchedNorm, HeldNorm}.isdisjoint(cls.__bases__):
         return cls.__bases__[1]
     bases = tuple(map(original, cls.__bases__))
     if bases == cls.__bases__:
@@ -188,19 +223,12 @@ def _outcome(module: nn.Module, known: dict[Any, Variant | str]) -> Variant | st
         return "its weight is no parameter"
     if weight is not None and weight.dim() != 1:
         return f"its weight has {weight.dim()} dimensions"
-    key = _configuration(module)
+    if module._buffers:
+        return f"has buffers: {', '.join(module._buffers)}"
+    key = configuration(module)
     if key not in known:
         known[key] = probe(module)
     return known[key]
-
-
-def _configuration(module: nn.Module) -> Any:
-    """What the results of a class may depend on, besides the values of weights."""
-    usual = vars(nn.Module())
-    own = {k: v for k, v in vars(module).items() if k not in usual and not k.startswith("__")}
-    plain = (int, float, str, tuple, list, torch.dtype, type(None))
-    shapes = [(n, p.shape, p.dtype) for n, p in module._parameters.items() if p is not None]
-    return type(module), str(shapes), str([(k, v if isinstance(v, plain) else id(v)) for k, v in sorted(own.items())])
 
 
 def _grouped(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:

@@ -12,6 +12,9 @@ is absent or outside of the root changes them by a quarter or more.
 it is rounded, so one float16 result in 2^11 is rounded otherwise (bfloat16: in 2^14), and twice as many where two
 factors are rounded: 16 of 16384 elements. Another order of roundings changes a quarter of them, or 1/32 where bfloat16
 rows are rounded to float16 in between: 512 of 16384. The limit of 64 is 12 standard deviations from either.
+
+A module may be more than its formula. So it is tried in eval and in training, with 2 to 4 dimensions and rows of size
+1e-3 to 1e4; and its copy is of a class that records what the forward reads and writes of ``self``.
 """
 
 from __future__ import annotations
@@ -19,10 +22,18 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import random
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
+from itertools import product
+from types import BuiltinFunctionType, FunctionType, new_class
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +44,8 @@ Pair = tuple[torch.dtype, torch.dtype | None]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 USUAL_EPS = (1e-5, 1e-6)  # where a module has no attribute for it
+FIXED = (int, float, str, Enum, torch.dtype, torch.device, FunctionType, BuiltinFunctionType, type, type(None))
+OF_MODULES = frozenset(vars(nn.Module()))  # the attributes of every module
 ELEMENTS = 16384
 F32_UNITS, UNITS, SHARE = 32, 2, 1 / 256
 
@@ -44,6 +57,7 @@ class Variant:
     eps    the attribute that holds it, or the number
     taken  the name of the only argument of the module's forward
     pairs  the dtypes of rows and weight for which it was verified; None: all
+    fixed  the attributes that the module's forward reads and lngen does not: it was verified for their values
     """
 
     kind: str
@@ -52,6 +66,7 @@ class Variant:
     zero_centred: bool = False
     taken: str = "input"
     pairs: tuple[Pair, ...] | None = None
+    fixed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         casts = f", casts={self.casts}" if self.casts != "once" else ""
@@ -100,21 +115,40 @@ def probe(module: nn.Module) -> Variant | str:
     if len(taken) != 1 or taken[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
         return f"its forward takes {', '.join(map(str, taken)) or 'nothing'}"
     try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
             found = _Probe(module).choose()
     except Exception as error:  # a copy or a forward of a stranger's class
         return f"cannot be tried on the CPU: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return found if isinstance(found, str) else replace(found, taken=taken[0].name)
 
 
+def configuration(module: nn.Module) -> Any:
+    """What the results of a class may depend on, besides the values of weights."""
+    own = {k: v for k, v in vars(module).items() if k not in OF_MODULES and not k.startswith("__")}
+    plain = (int, float, str, tuple, list, dict, set, torch.dtype, type(None))
+    shapes = [(n, p.shape, p.dtype) for n, p in module._parameters.items() if p is not None]
+    values = [(k, v if isinstance(v, plain) else id(v)) for k, v in sorted(own.items())]
+    return type(module), str(shapes), str(values), *module._buffers, *module._modules
+
+
 class _Probe:
-    """The results of a module, and of each variant that agrees with them, by pair of dtypes."""
+    """The results of a module, and of each variant that agrees with them, by pair of dtypes.
+
+    read, written  the attributes that the module's forward reads and writes
+    more           what else it does, in words
+    varied         where its result is another one, in words, by pair
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, weight = module, module._parameters.get("weight")
         self.dtype = None if weight is None else weight.dtype
         self.found: dict[Pair, dict[Variant, Tensor]] = {}
         self.failed: dict[Pair, Exception] = {}
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+        self.more: list[str] = []
+        self.varied: dict[Pair, str] = {}
+        self.watched = _watched(type(module), self.read, self.written)
         shape = weight.shape if weight is not None else getattr(module, "normalized_shape", (256,))
         generator = torch.Generator("cpu").manual_seed(0)
         self.random = {"generator": generator, "dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
@@ -125,6 +159,7 @@ class _Probe:
     def choose(self) -> Variant | str:
         whole = (torch.float32, None if self.dtype is None else torch.float32)
         usual = (self.dtype or torch.float32, self.dtype)
+        state = _random_state()
         every = self._compare(whole, list(candidates(self.module)))
         for w in (None,) if self.dtype is None else DTYPES if every else ():
             for x in DTYPES:
@@ -136,15 +171,38 @@ class _Probe:
         fitting = [v for v in every if v in self.found[usual]]
         if not fitting:
             return f"computes another function{f' in {usual[0]}' if every else ''}".replace("torch.", "")
+        for pair in (whole, usual):
+            if pair in self.varied:
+                return f"computes another function {self.varied[pair]}"
         best = max(fitting, key=lambda v: len(self._pairs(v)))
         if any(not torch.equal(y, same[best]) for same in self.found.values() if best in same for y in same.values()):
             return "ambiguous: several of lngen's norms agree with it"
         if not self._same_gradients(best):
-            return "has gradients of its own"
-        return replace(best, pairs=self._pairs(best))
+            self.more.append("has gradients of its own")
+        if _random_state() != state:
+            self.more.append("draws random numbers")
+        return next(self._besides(), None) or self._held(best)
+
+    def _besides(self) -> Iterator[str]:
+        """What the module is besides its formula."""
+        if self.written:
+            yield f"writes its attributes: {', '.join(sorted(self.written))}"
+        yield from self.more
+        values = {**vars(self.module), "__dict__": vars(self.module)}
+        for name in sorted(self.read & values.keys() - OF_MODULES):
+            if not _fixed(values[name]):
+                yield f"reads what can change unseen: {name}, a {type(values[name]).__name__}"
+
+    def _held(self, variant: Variant) -> Variant:
+        """The variant with what it was verified for; eps is the number if the forward does not read the attribute."""
+        eps = variant.eps
+        if isinstance(eps, str) and eps not in self.read:
+            eps = getattr(self.module, eps)
+        fixed = {n for n in self.read if not n.startswith("__")} - OF_MODULES - self.weights.keys() - {eps}
+        return replace(variant, eps=eps, pairs=self._pairs(variant), fixed=tuple(sorted(fixed)))
 
     def _pairs(self, variant: Variant) -> tuple[Pair, ...]:
-        return tuple(pair for pair, same in self.found.items() if variant in same)
+        return tuple(pair for pair, same in self.found.items() if variant in same and pair not in self.varied)
 
     def _compare(self, pair: Pair, variants: list[Variant]) -> list[Variant]:
         """The variants that agree with the module for these dtypes."""
@@ -152,7 +210,7 @@ class _Probe:
         same = self.found[pair] = {}
         with torch.no_grad():
             try:
-                own = module.forward(x.clone())
+                own = self._own(pair)
             except Exception as error:
                 self.failed[pair] = error
                 return []
@@ -165,36 +223,66 @@ class _Probe:
                     same[variant] = y
         return list(same)
 
+    def _own(self, pair: Pair) -> Any:
+        """The module's result; ``varied`` if another mode or number of dimensions changes it."""
+        d, first = self.x.shape[-1], None
+        for training, shape in product((False, True), (self.x.shape, (-1, d), (2, 2, -1, d))):
+            module, x = self._copy(pair[1], training), self.x.to(pair[0], copy=True).view(shape)
+            before = configuration(module)
+            try:
+                y = self._forward(module)(x)
+            except Exception:
+                if x.dim() != 3:  # the module does not take so many dimensions
+                    continue
+                raise
+            if not torch.equal(x.view_as(self.x), self.x.to(pair[0])):
+                self.more.append("writes into its input")
+            weights = all(torch.equal(module._parameters[n], w.to(pair[1])) for n, w in self.weights.items())
+            if configuration(module) != before or not weights:
+                self.more.append("changes its attributes")
+            if first is None:
+                first = y
+            elif not isinstance(y, Tensor) or y.shape != x.shape or not agree(first, y.reshape(self.x.shape)):
+                self.varied.setdefault(pair, "in training" if training else f"for {x.dim()} dimensions")
+        return first
+
     def _same_gradients(self, variant: Variant) -> bool:
         """Whether those of all inputs agree, in float32; a forward may keep a statistic out of its derivative."""
-        module = self._copy(torch.float32)
         dy = torch.randn(self.x.shape, **self.random)
 
-        def gradients(forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        def gradients(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
             x = self.x.clone().requires_grad_()
-            return list(torch.autograd.grad(forward(x), [x, *module.parameters()], dy))
+            y = forward(x)
+            return [y, *torch.autograd.grad(y, [x, *module.parameters()], dy)]
 
         with torch.enable_grad():
+            plain, *modules = (self._copy(torch.float32, training) for training in (False, False, True))
+            found = gradients(plain, partial(variant, plain))
             try:
-                own = gradients(module.forward)
+                own = [gradients(module, self._forward(module)) for module in modules]
             except RuntimeError:  # it has none
                 return False
-            pairs = zip(own, gradients(lambda x: variant(module, x)), strict=True)
-            return all(bool((a - b).norm() <= 2**-10 * b.norm()) for a, b in pairs)
+            return all(
+                bool((a - b).norm() <= 2**-10 * b.norm()) for one in own for a, b in zip(one, found, strict=True)
+            )
 
-    def _copy(self, dtype: torch.dtype | None) -> Any:
+    def _forward(self, module: nn.Module) -> Callable[[Tensor], Any]:
+        """The module's forward, of which is recorded what it reads and writes of the module."""
+        seen: Any = object.__new__(self.watched)
+        object.__setattr__(seen, "__dict__", vars(module))
+        return partial(self.watched.forward, seen)
+
+    def _copy(self, dtype: torch.dtype | None, training: bool = False) -> Any:
         """The module with random weights, on the CPU, without hooks, which may hold the whole model."""
         parts = {k: v for k, v in vars(self.module).items() if not k.startswith("__")}  # those are fully_shard's
         memo: dict[int, Any] = {}
         for name, weight in self.weights.items():
-            memo[id(parts["_parameters"][name])] = nn.Parameter(weight.to(dtype))
-        for buffer in parts["_buffers"].values():
-            memo[id(buffer)] = None if buffer is None else buffer.detach().to("cpu", copy=True)
+            memo[id(parts["_parameters"][name])] = nn.Parameter(weight.to(dtype, copy=True))
         memo |= {id(v): type(v)() for name, v in parts.items() if "hooks" in name and isinstance(v, dict)}
         made: Any = object.__new__(type(self.module))  # fully_shard's classes refuse deepcopy
         memo[id(self.module)] = made
         made.__dict__ = copy.deepcopy(parts, memo)
-        return made.eval()
+        return made.train(training)
 
     def _weights(self, like: Tensor) -> Tensor:
         """From 0.1 to 2, of both signs: 1 + weight, weight and no weight differ."""
@@ -202,10 +290,11 @@ class _Probe:
         return size * (1 - 2 * torch.randint(2, like.shape, **self.random))
 
     def _rows(self, d: int, eps: float) -> Tensor:
-        """[2, rows, D]: rows that have a mean, and rows whose mean square is about eps."""
-        rows = max(4, -(-ELEMENTS // (2 * d)))
+        """[2, rows, D]: rows that have a mean, of size 1e-3 to 1e4, and rows whose mean square is about eps."""
+        rows = 2 * max(2, -(-ELEMENTS // (4 * d)))
         x = torch.randn((2, rows, d), **self.random)
         x[0] += torch.randn((rows, 1), **self.random)
+        x[0] *= torch.logspace(-3, 4, rows, dtype=torch.float32, device="cpu")[:, None]
         x[1] *= math.sqrt(abs(eps)) or 1e-3
         return x
 
@@ -229,11 +318,69 @@ def candidates(module: nn.Module) -> Iterator[Variant]:
 
 
 def agree(own: Any, y: Tensor) -> bool:
-    """Whether a module's result is lngen's but for the rounding of sums and roots; the module text has the bounds."""
+    """Whether a module's result is lngen's but for the rounding of sums and roots; the module text has the bounds.
+
+    16 bits are compared where the module's own result is finite: float16 rows may overflow in it.
+    """
     if not isinstance(own, Tensor) or own.dtype != y.dtype or own.shape != y.shape:
         return False
     exact = y.double()
     units = (own.double() - exact).abs() / (torch.finfo(y.dtype).eps * exact.abs().clamp(min=1.0))
     if y.dtype == torch.float32:
         return bool(units.max() <= F32_UNITS)
-    return bool(units.max() <= UNITS) and bool((units > 0).double().mean() <= SHARE)
+    units = units[own.isfinite()]
+    return units.numel() > 0 and bool(units.max() <= UNITS) and bool((units > 0).double().mean() <= SHARE)
+
+
+def _watched(cls: Any, read: set[str], written: set[str]) -> Any:
+    """A subclass that records the attributes which are read and written of ``self``; super() works, as in no proxy."""
+
+    def __getattribute__(self: Any, name: str) -> Any:
+        read.add(name)
+        return cls.__getattribute__(self, name)
+
+    def __getattr__(self: Any, name: str) -> Any:
+        before = {"__dict__"} & read  # nn.Module's looks for parameters there
+        try:
+            return cls.__getattr__(self, name)
+        finally:
+            read.difference_update({"__dict__"} - before)
+
+    def __setattr__(self: Any, name: str, value: Any) -> None:
+        written.add(name)
+        cls.__setattr__(self, name, value)
+
+    def __delattr__(self: Any, name: str) -> None:
+        written.add(name)
+        cls.__delattr__(self, name)
+
+    members = (__getattribute__, __getattr__, __setattr__, __delattr__)
+    return new_class(cls.__name__, (cls,), {}, lambda namespace: namespace.update({m.__name__: m for m in members}))
+
+
+def _fixed(value: Any) -> bool:
+    """Whether a value stays the same as long as its attribute is not set."""
+    return all(map(_fixed, value)) if isinstance(value, tuple | frozenset) else isinstance(value, FIXED)
+
+
+def _random_state() -> Any:
+    """What a module's random numbers come from on the CPU."""
+    numpy: Any = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), numpy[1].tolist(), *numpy[2:]
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+def _eager() -> AbstractContextManager[None]:
+    """Where a forward that torch.compile wraps runs as it is written: records of what it reads cannot be compiled."""
+    stance: Any = getattr(torch.compiler, "set_stance", None)  # PyTorch 2.6 has it
+    return stance("force_eager") if stance and "torch._dynamo" in sys.modules else nullcontext()

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import lngen.torch as L
+from lngen import D as W
+from lngen import M
 from torch_calls import CALLS, D, gradients, leaves, same_bits
 
 pytestmark = pytest.mark.filterwarnings(  # PyTorch's own deprecations
@@ -142,6 +145,85 @@ def test_an_exported_program_takes_any_number_of_rows(strict: bool) -> None:
         for rows in (1, 9):
             x = torch.randn(rows, 3, D)
             assert torch.equal(some.module()(x), net(x))
+
+
+# ---- decompositions ----
+
+
+def operators(graph: Any) -> set[str]:
+    """Those of lngen's in a graph of torch.fx."""
+    return {name for node in graph.nodes if (name := str(node.target)).startswith("lngen.")}
+
+
+def scaled(b: Any) -> None:
+    x = b.input("x", M, W)
+    b.output("y", x * (b.mean(x * x) + b.eps()).rsqrt() * b.input("factor", M))
+
+
+def own(x: Any, w: Any, b: Any) -> Any:
+    return L.function(scaled)(x, x[..., 0], eps=1e-5)
+
+
+class Called(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function, self.inputs = function, torch.nn.ParameterList(leaves()[1:])
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x, *self.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in (*CALLS, "own")), *((name, torch.bfloat16) for name in ("rms_norm", "own"))],
+)
+def test_a_decomposed_program_has_pytorchs_operators_and_any_number_of_rows(name: str, dtype: torch.dtype) -> None:
+    module = Called({**CALLS, "own": own}[name]).to(dtype)
+    dims = {"x": {0: torch.export.Dim("rows", min=1)}}
+    program = torch.export.export(module, (torch.randn(4, 3, D, dtype=dtype),), dynamic_shapes=dims)
+    some = program.run_decompositions({**torch.export.default_decompositions(), **L.decompositions()})
+    assert operators(program.graph)
+    assert not operators(some.graph)
+    for rows in (1, 9):
+        x = torch.randn(rows, 3, D, dtype=dtype)
+        torch.testing.assert_close(some.module()(x), module(x))
+
+
+UNUSED: dict[str, Any] = {"allow_unused": True}
+
+
+def used(gradients: Any) -> list[Any]:
+    return [g for g in gradients if g is not None]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_backward_and_second_derivatives_decompose(name: str) -> None:
+    """For another number of rows than that of the trace."""
+
+    def function(*inputs: Any) -> list[Any]:
+        inputs = tuple(t.detach().requires_grad_() for t in inputs)
+        first = used(torch.autograd.grad(CALLS[name](*inputs).square().sum(), inputs, create_graph=True, **UNUSED))
+        return [*first, *used(torch.autograd.grad(sum(g.square().sum() for g in first), inputs, **UNUSED))]
+
+    whole, some = (
+        make_fx(function, decomposition_table=table, tracing_mode="symbolic")(*leaves())
+        for table in (None, L.decompositions())
+    )
+    assert {name[-11:] for name in operators(whole.graph)} == {"fwd.default", "bwd.default"}
+    assert not operators(some.graph)
+    inputs = leaves(rows=(5, 3))
+    for found, wanted in zip(some(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@COMPILER
+def test_operators_stay_whole_unless_the_decompositions_are_asked_for() -> None:
+    """For torch.compile and Inductor; for export above."""
+    table = L.decompositions()
+    assert not {str(op) for op in torch._decomp.global_decomposition_table["post_autograd"]} & {*map(str, table)}
+    compiled = torch.compile(CALLS["layer_norm"], fullgraph=True)
+    _, code = run_fw_bw_and_get_code(lambda: compiled(*leaves()))
+    assert all(f"torch.ops.lngen.layernorm_{way}.default" in "".join(code) for way in ("fwd", "bwd"))
 
 
 def test_symbolic_tracing_and_make_fx() -> None:

@@ -184,7 +184,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "raises": (RaisingNorm, "cannot be tried on the CPU: NotImplementedError: only on a GPU"),
     "own forward": (own_forward, "its instance has a forward of its own"),
     "parametrised": (parametrised, "its weights are parametrised; patch before that"),
-    "buffer": (BufferedNorm, "its weight is no parameter"),
+    "weight in a buffer": (BufferedNorm, "its weight is no parameter"),
     "int8": (quantised, "its weight is int8"),
     "float64": (lambda: LlamaStyle().double(), "its weight is float64"),
     "lngen's": (lambda: L.RMSNorm(D), "is lngen's already"),
