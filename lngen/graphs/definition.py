@@ -301,7 +301,7 @@ def _from_module(name: str) -> Definition:
 
 MOST = 3  # names in a hint
 _OPERATORS = (
-    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "; values have the operators + - * / and ** 3, other ops are methods ('lngen help graph'), and in place of a "
     "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
 )
 

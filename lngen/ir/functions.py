@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from lngen.ir import type_rules
+from lngen.ir.names import of_number
 from lngen.ir.ops import Expansion, Method, Ops, TypeRule, op
 from lngen.ir.types import F32, Eqn, Value
 
@@ -239,7 +240,7 @@ def _gelu_argument(b: Ops, x: Value) -> Value:
 
 
 def _const(b: Ops, value: float) -> Value:
-    return b.const("number", value, F32)
+    return b.const(of_number(value), value, F32)
 
 
 def _horner(b: Ops, x: Value, coefficients: Iterable[str]) -> Value:
