@@ -96,7 +96,7 @@ class Request:
         spec, lock = str(compilation.spec), self.lock
         unlocked = [t.arch for t in self.targets if lock.entries and not lock.candidates(spec, arch=t.arch)]
         said = f"{spec} is not in '{lock.path}' for {', '.join(unlocked)}; its default schedule is built."
-        return [said] if unlocked else []
+        return [said, *filter(None, [lock.outdated(spec)])] if unlocked else []
 
 
 def _rows(given: int | str | Sequence[int | str]) -> tuple[int | None, ...]:

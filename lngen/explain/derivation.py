@@ -15,7 +15,7 @@ from itertools import pairwise
 from lngen.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
 from lngen.explain.statements import check_equations
 from lngen.ir import OPS, WIDE, Axis, Eqn, Graph, Value, is_row_fold
-from lngen.ir.builder import fresh
+from lngen.ir.names import fresh
 from lngen.passes import IDENTITIES, Trace, downstream
 from lngen.passes.polynomial import Atom, AxisSum, Product, Size
 from lngen.passes.simplify import Terms

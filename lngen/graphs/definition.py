@@ -322,7 +322,7 @@ def _from_module(name: str) -> Definition:
 MOST = 3  # names in a hint
 _SHAPES = ("reshape", "view", "flatten", "squeeze", "unsqueeze", "permute", "transpose", "T", "broadcast_to", "repeat")
 _OPERATORS = (
-    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "; values have the operators + - * / and ** 3, other ops are methods ('lngen help graph'), and in place of a "
     "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
 )
 

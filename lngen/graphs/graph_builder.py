@@ -12,11 +12,14 @@ from lngen.ir import (
     DEFAULT_EPS,
     RULES,
     RUN,
+    Attr,
     Axis,
     Builder,
     ByValue,
     D,
     DType,
+    Eqn,
+    Graph,
     M,
     Run,
     Value,
@@ -24,6 +27,9 @@ from lngen.ir import (
     is_graph_name,
     is_name,
 )
+from lngen.ir.builder import Unnamed
+from lngen.ir.names import describing, fresh, of_number, widened
+from lngen.passes.edit import cse
 from lngen.user_input import decimal
 
 Chosen = bool | float | str
@@ -101,39 +107,11 @@ def chosen_value(graph: str, name: str, option: Option, value: object) -> Chosen
     return found
 
 
-LONGEST = 24  # characters of a name that is made of the operands' names
-_BINARY = {
-    "add": "{}_plus_{}",
-    "sub": "{}_minus_{}",
-    "mul": "{}_{}",
-    "div": "{}_over_{}",
-    "maximum": "max_{}_{}",
-    "minimum": "min_{}_{}",
-}
-_UNARY = "{op}_{}"
-
-
-def describing(op: str, operands: Sequence[Value | float]) -> str:
-    """A name for the result of an op; a Builder makes it unique."""
-    words = [_word(operand) for operand in operands]
-    if op == "mul" and operands[0] == operands[1]:
-        name = f"{words[0]}_squared"
-    else:
-        name = _BINARY.get(op, _UNARY).format(*words, op=op)
-    return name if all(words) and len(name) <= LONGEST else op
-
-
-def _word(operand: Value | float) -> str:
-    """The name of a value without the width of the compute dtype; "" for a number, which a name does not mention."""
-    if not isinstance(operand, Value):
-        return ""
-    return operand.name.removesuffix("32").rstrip("_") or operand.name
-
-
 class GraphBuilder(Builder):
     """A Builder with the options, which give inputs their dtypes and results their rounding.
 
-    Operators on its values add equations and name them: ``h * rstd`` is ``b.mul("h_rstd", h, rstd)``.
+    Operators on its values add equations, ``h * rstd`` that of ``b.mul("h_rstd", h, rstd)``; their results get names
+    when the description has run (``lngen.ir.names``). A number is taken where a value is.
     """
 
     def __init__(self, name: str, options: Options) -> None:
@@ -146,7 +124,7 @@ class GraphBuilder(Builder):
         self.constants: set[str] = set()  # inputs without a gradient
         self.positive: set[str] = set()  # inputs that the graph is defined for if they are positive
         self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
-        self._named: dict[Value, Value] = {}
+        self._named: dict[Value, str] = {}  # which were given after their equations
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
     def input(
@@ -171,11 +149,11 @@ class GraphBuilder(Builder):
             self.gradients[name] = self._declared(name, grad)
         if positive:
             self.positive.add(name)
-        x32 = self.cast(f"{name}32", self.param(name, stored, *axes), to=self.compute)
+        x32 = self.record("cast", self.param(name, stored, *axes), to=self.compute)
         if differentiable:
             return x32
         self.constants.add(name)
-        return self.detach(f"{name}_constant", x32)
+        return self.record("detach", x32)
 
     def optional_input(
         self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
@@ -184,7 +162,7 @@ class GraphBuilder(Builder):
         if self.flag(name, default, about or f"whether {name} is an input"):
             return self.input(name, *axes, dtype=dtype)
         # The name is reserved, so that graphs with and without the input differ only in its uses.
-        self._names.add(self.exactly(name, "an input"))
+        self.reserve(name, "an input")
         return None
 
     def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
@@ -210,34 +188,45 @@ class GraphBuilder(Builder):
         """SpecError: options, or an option and a dtype, that exclude each other."""
         raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
 
-    def record(self, op: str, *operands: Value | float, **attrs: float) -> Value:
-        """The result of an operator; VerifyError for an operand that is neither a value nor a number."""
-        dtype = next(o.type.dtype for o in operands if isinstance(o, Value))
-        args = tuple(self._operand(op, o, dtype) for o in operands)
-        name = describing(op, [self._named.get(o, o) if isinstance(o, Value) else o for o in operands])
-        return self.emit(op, name, args, **attrs)
+    def emit(self, op: str, name: str, args: tuple[Value | float, ...], **attrs: Attr) -> Value:
+        """A new equation; ``name`` gets a suffix if it is taken. VerifyError for what is no value and no number."""
+        return super().emit(op, name, self._operands(op, args), **attrs)
+
+    def record(self, op: str, *operands: Value | float, **attrs: Attr) -> Value:
+        """A new equation whose result has no name yet; VerifyError for what is no value and no number."""
+        args = self._operands(op, operands)
+        return self.propose(op, describing(op, args), args, **attrs)
+
+    def _operands(self, op: str, operands: Sequence[object]) -> tuple[Value, ...]:
+        """The operands; a number is a constant in the dtype of the first that is a value."""
+        dtype = next((o.type.dtype for o in operands if isinstance(o, Value)), self.compute)
+        return tuple(self._operand(op, o, dtype) for o in operands)
 
     def _operand(self, op: str, operand: object, dtype: DType) -> Value:
         if isinstance(operand, Value):
             return operand
         if isinstance(operand, int | float) and not isinstance(operand, bool):
-            return self.const("number", operand, dtype)
+            return self.propose("const", of_number(operand), (), value=float(operand), dtype=dtype)
         raise VerifyError(
             f"graph @{self.name}: '{op}' is expected to have values or numbers as operands, got "
             f"{type(operand).__name__}; make it an input, or a number with float()."
         )
 
+    def where_gt(self, name: str, a: Value | float, b: Value | float, c: Value | float, d: Value | float) -> Value:
+        """c where a is greater than b, else d, also where a or b is a NaN."""
+        return self.emit("where_gt", name, (a, b, c, d))
+
     def sum(self, x: Value, axis: Axis = D) -> Value:
         """The sum over an axis."""
-        return self.reduce_sum(describing("sum", [x]), x, axis=axis)
+        return self.record("reduce_sum", x, axis=axis)
 
     def mean(self, x: Value, axis: Axis = D) -> Value:
         """The sum over an axis divided by its length."""
-        return self.reduce_mean(describing("mean", [x]), x, axis=axis)
+        return self.record("reduce_mean", x, axis=axis)
 
     def stop_gradient(self, x: Value) -> Value:
         """``x``, whose gradient is 0 by definition: the scale of a quantiser, a straight-through estimator."""
-        return self.stopped(describing("stopped", [x]), x)
+        return self.record("stop_gradient", x)
 
     def named(self, name: str, x: Value) -> Value:
         """``x``, which gets exactly that name when the description has run.
@@ -245,23 +234,50 @@ class GraphBuilder(Builder):
         VerifyError if the name is taken, or if ``x`` is no result of an equation.
         """
         self._value(x, f"'{name}'")
-        if self._named.get(x, x).name == name:
+        if self._is_called(x, name):
             return x
         if all(e.out != x for e in self.eqns) and not isinstance(x, ByValue):
             raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
-        self._named[x] = replace(x, name=self.exactly(name, "a value"))
-        self._names.add(name)
+        self.reserve(name, "a value")
+        self._named[x] = name
         return x
 
+    def _is_called(self, x: Value, name: str) -> bool:
+        """True if ``x`` was given that name."""
+        return self._named[x] == name if x in self._named else x.name == name and not isinstance(x, Unnamed)
+
     def finish(self) -> None:
-        """Give the values their names, in their equations and in all that use them."""
-        new = self._named
-        self.params = [new.get(p, p) for p in self.params]
-        self.eqns = [
-            replace(e, out=new.get(e.out, e.out), args=tuple(new.get(a, a) for a in e.args)) for e in self.eqns
-        ]
-        self.results = [new.get(v, v) for v in self.results]
-        self.statistics = [new.get(v, v) for v in self.statistics]
+        """Merge equal equations, and give all values their names: a name that was given goes before any other.
+
+        The equations of a text, which all have names, stay as they are.
+        """
+        given = {e.out: e.out.name for e in self.eqns if not isinstance(e.out, Unnamed)} | self._named
+        results = (*self.results, *self.statistics)
+        graph = Graph(self.name, tuple(self.params), tuple(self.eqns), results)
+        graph = graph if all(e.out in given for e in self.eqns) else cse(graph, given)
+        rounded = {e.args[0]: given[e.out] for e in reversed(graph.eqns) if e.op == "cast" and e.out in self.results}
+        part_of: dict[Value, str] = {}  # the first value with a name that it is used for
+        for eqn in reversed(graph.eqns):
+            part_of |= dict.fromkeys(eqn.args, given.get(eqn.out) or part_of.get(eqn.out, ""))
+        new: dict[Value, Value] = {p: replace(p, name=self._named.get(p, p.name)) for p in self.params}
+        self.eqns = []
+        for eqn in graph.eqns:
+            args = tuple(new[a] for a in eqn.args)
+            name = given.get(eqn.out) or self._name(eqn, args, part_of.get(eqn.out, ""), rounded.get(eqn.out))
+            new[eqn.out] = Value(name, eqn.out.type)
+            self.eqns.append(replace(eqn, out=new[eqn.out], args=args))
+        self.params, results = [new[p] for p in self.params], tuple(new[r] for r in graph.results)
+        self.results, self.statistics = [*results[: len(self.results)]], [*results[len(self.results) :]]
+
+    def _name(self, eqn: Eqn, args: tuple[Value, ...], part_of: str, rounded: str | None) -> str:
+        """The name of a result that has none: by the result that it is ``rounded`` to, or by what computes it."""
+        of_input = eqn.op == "cast" and args[0] in self.params
+        name = eqn.out.name if eqn.op == "const" else describing(eqn.op, args, part_of)
+        if rounded is not None and not of_input and self.is_free(widened(rounded)):
+            name = widened(rounded)
+        name = fresh(name, self._names)
+        self._names.add(name)
+        return name
 
     def number(self, name: str, value: float) -> Value:
         """A constant in the compute dtype."""
@@ -269,7 +285,10 @@ class GraphBuilder(Builder):
 
     def eps(self) -> Value:
         """The spec's eps."""
-        return self.from_eps("eps", "eps")
+        if self.options.eps == RUN:
+            return self.from_eps("eps", "eps")
+        self.takes_eps = True
+        return self.propose("const", "eps", (), value=self.options.eps, dtype=self.compute)
 
     def from_eps(self, name: str, rule: str) -> Value:
         """A number that follows from eps by ``rule``, one of ``lngen.ir.RULES``, in the compute dtype.
@@ -296,7 +315,7 @@ class GraphBuilder(Builder):
         """
         self._value(x, f"the output '{name}'")
         stored = self.options.out if dtype is None else self._declared(name, dtype)
-        if (x.name, x.type.dtype) != (name, stored) or x in self.results:
+        if not self._is_called(x, name) or x.type.dtype is not stored or x in self.results:
             x = self.cast(self.exactly(name, "an output"), x, to=stored)
         self.results.append(x)
         if save:

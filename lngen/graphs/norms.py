@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from lngen.graphs.graph_builder import GraphBuilder
 from lngen.ir import D, DType, M, Value
+from lngen.ir.names import widened
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Weights:
         if self.rounding is not None:
             xhat = rounded(b, xhat, self.rounding)
         y32 = xhat if self.gamma is None else b.mul(f"scaled{suffix}", xhat, self.gamma)
-        return y32 if self.beta is None else b.add(f"y{suffix}32", y32, self.beta)
+        return y32 if self.beta is None else b.add(widened(f"y{suffix}"), y32, self.beta)
 
 
 def zero_centred(b: GraphBuilder) -> bool:

@@ -1,7 +1,8 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
-from lngen.ir.builder import Builder, is_graph_name, is_name, verify
+from lngen.ir.builder import Builder, Draft, verify
 from lngen.ir.meanings import ctype
+from lngen.ir.names import is_graph_name, is_name
 from lngen.ir.numerics import bits_of, values_of
 from lngen.ir.ops import OPS, Op, Ops
 from lngen.ir.text import parse
@@ -72,6 +73,7 @@ __all__ = [
     "ByValue",
     "D",
     "DType",
+    "Draft",
     "Eqn",
     "Graph",
     "M",

@@ -9,11 +9,12 @@ segments of a graph have one length.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from lngen.errors import VerifyError, short
 from lngen.ir.functions import Functions
+from lngen.ir.names import fresh, is_graph_name, is_name
 from lngen.ir.ops import OPS
 from lngen.ir.types import (
     F32,
@@ -35,33 +36,17 @@ from lngen.ir.types import (
     print_param,
 )
 
-# ---- names; ``lngen.lower.parts`` keeps the names that kernels declare distinct from a value's ----
-
-# C++ reserves names with two underscores in a row; names that kernels invent end in one.
-_VALUE = re.compile(r"[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+")
-_GRAPH = re.compile(r"[a-z][a-z0-9]*+(?:_[a-z0-9]++)*+")
-
-
-def is_name(name: object) -> bool:
-    """True for words of letters and digits with one underscore between two words, the names of values."""
-    return isinstance(name, str) and _VALUE.fullmatch(name) is not None
-
-
-def is_graph_name(name: object) -> bool:
-    """True for lower-case words of that kind, the names of graphs, of which files and kernels get their names."""
-    return isinstance(name, str) and _GRAPH.fullmatch(name) is not None
-
-
-def fresh(name: str, taken: Container[str]) -> str:
-    """``name``, or ``name_1``, ``name_2``, ... if it is taken."""
-    found, n = name, 0
-    while found in taken:
-        n += 1
-        found = f"{name}_{n}"
-    return found
-
-
 # ---- construction ----
+
+
+@dataclass(frozen=True)
+class Unnamed(Value):
+    """The result of equation ``number`` of a builder, not equal to any other value; its name is a proposal."""
+
+    number: int
+
+
+Unnamed.__name__ = "Value"  # for the messages of Python
 
 
 class Builder(Functions):
@@ -83,7 +68,7 @@ class Builder(Functions):
 
     def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
         """A new parameter; VerifyError if it cannot have exactly that name, or for axes that no type has."""
-        self._names.add(self.exactly(name, "an input"))
+        self.reserve(name, "an input")
         if not all(isinstance(a, Axis) for a in axes) or axes != axes_union(axes):
             got = ", ".join(str(a) if isinstance(a, Axis) else short(repr(a)) for a in axes)
             raise VerifyError(
@@ -109,18 +94,28 @@ class Builder(Functions):
 
     def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
         """A new equation; ``name`` gets a suffix if it is taken or reserved."""
-        for arg in args:
-            self._value(arg, f"an operand of '{op}'")
-        sorted_attrs = tuple(sorted(attrs.items()))
-        try:
-            typ = OPS[op].typ(tuple(a.type for a in args), sorted_attrs)
-        except ValueError as e:
-            text = ", ".join(f"{a}: {a.type}" for a in args)
-            raise VerifyError(f"graph @{self.name}: '{op} {text}': {e}.") from e
+        typ = self._type(op, args, attrs)
         self._check(name, "a value")
         out = Value(fresh(name, self._names), typ)
         self._names.add(out.name)
-        self.eqns.append(Eqn(out, op, args, sorted_attrs))
+        return self._define(out, op, args, attrs)
+
+    def _type(self, op: str, args: tuple[Value, ...], attrs: Mapping[str, Attr]) -> Type:
+        """The type of the result; VerifyError for operands or attributes that the op does not take."""
+        for arg in args:
+            self._value(arg, f"an operand of '{op}'")
+        try:
+            return OPS[op].typ(tuple(a.type for a in args), tuple(sorted(attrs.items())))
+        except ValueError as e:
+            text = ", ".join(f"{a}: {a.type}" for a in args)
+            raise VerifyError(f"graph @{self.name}: '{op} {text}': {e}.") from e
+
+    def propose(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A new equation whose value gets a name later, such as ``name``."""
+        return self._define(Unnamed(name, self._type(op, args, attrs), len(self.eqns)), op, args, attrs)
+
+    def _define(self, out: Value, op: str, args: tuple[Value, ...], attrs: Mapping[str, Attr]) -> Value:
+        self.eqns.append(Eqn(out, op, args, tuple(sorted(attrs.items()))))
         return out
 
     def _value(self, x: object, what: str) -> None:
@@ -148,9 +143,25 @@ class Builder(Functions):
                 f"underscore between two, got {name!r}."
             )
 
+    def is_free(self, name: str) -> bool:
+        """True if no value has that name."""
+        return name not in self._names
+
+    def reserve(self, name: str, what: str) -> None:
+        """Keeps ``name`` for a value that is still to come; VerifyError as of ``exactly``."""
+        self._names.add(self.exactly(name, what))
+
     def build(self, *results: Value, stage: str = "build") -> Graph:
         """The verified graph."""
         return verify(Graph(self.name, tuple(self.params), tuple(self.eqns), results), stage)
+
+
+class Draft(Builder):
+    """A graph whose values get their names when it is written into another."""
+
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A new equation, whose value proposes ``name``."""
+        return self.propose(op, name, args, **attrs)
 
 
 # ---- verification ----

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from lngen.ir import real, type_rules
+from lngen.ir.names import of_number
 from lngen.ir.ops import Expansion, Method, Ops, RealMeaning, TypeRule, op
 from lngen.ir.types import F32, Eqn, Value
 
@@ -245,7 +246,7 @@ def _gelu_argument(b: Ops, x: Value) -> Value:
 
 
 def _const(b: Ops, value: float) -> Value:
-    return b.const("number", value, F32)
+    return b.const(of_number(value), value, F32)
 
 
 def _horner(b: Ops, x: Value, coefficients: Iterable[str]) -> Value:

@@ -152,6 +152,9 @@ def _reflected(op: str) -> Callable[[Value, float], Value]:
     return lambda self, other: _record(self, op, other, self)
 
 
+MOST_FACTORS = 64  # of a power
+
+
 @dataclass(frozen=True)
 class Value:
     """A name with a type. A kernel's variable has the same name, or a similar one where C has a meaning for it.
@@ -174,7 +177,13 @@ class Value:
     __neg__ = _unary("neg")
 
     def __pow__(self, exponent: float) -> Value:
-        return self * self if isinstance(exponent, int | float) and exponent == 2 else NotImplemented
+        """The product of that many factors, 1 to ``MOST_FACTORS``, by squaring."""
+        if not isinstance(exponent, int | float) or exponent not in range(1, MOST_FACTORS + 1):
+            return NotImplemented
+        if exponent == 1:
+            return self
+        root: Value = self ** (exponent // 2)
+        return root * root * self if exponent % 2 else root * root
 
     # The op table gives these methods the docstrings of its rows.
     sqrt = _unary("sqrt")

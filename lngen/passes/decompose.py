@@ -22,7 +22,7 @@ def decompose(graph: Graph, d: int) -> Graph:
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     for eqn in graph.eqns:
         _write(b, eqn, d)
-    return cse(b.build(*graph.results, stage="decompose"))
+    return cse(b.build(*graph.results, stage="decompose"), {*graph.values().values()})
 
 
 def _write(b: Builder, eqn: Eqn, d: int) -> None:

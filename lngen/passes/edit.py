@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import replace
 
 from lngen.ir import Eqn, Graph, Value
@@ -53,25 +53,29 @@ def dce(graph: Graph) -> Graph:
     return replace(graph, eqns=tuple(e for e in graph.eqns if e.out in live))
 
 
-def cse(graph: Graph) -> Graph:
+def cse(graph: Graph, named: Container[Value] = ()) -> Graph:
     """Keep the first of two equations that compute the same value; it keeps its name.
 
     before:  %a = mul %x, %y        after:  %a = mul %x, %y
              %b = mul %y, %x                %c = add %a, %a
              %c = add %a, %b
 
-    add and mul of swapped operands are the same value: IEEE addition and multiplication commute.
+    add and mul of swapped operands are the same value: IEEE addition and multiplication commute. If only the second
+    value is one of ``named``, the first equation gets its name.
     """
     first: dict[tuple[object, ...], Value] = {}
     same: dict[Value, Value] = {}
+    called: dict[Value, Value] = {}
     for eqn in graph.eqns:
         args = tuple(same.get(a, a) for a in eqn.args)
-        key = eqn_key(eqn, args)
-        if key in first and eqn.out not in graph.results:
-            same[eqn.out] = first[key]
-        else:
-            first.setdefault(key, eqn.out)
-    return dce(substitute(graph, same))
+        kept = first.setdefault(eqn_key(eqn, args), eqn.out)
+        if kept != eqn.out and eqn.out not in graph.results:
+            same[eqn.out] = kept
+            if eqn.out in named and kept not in named:
+                called.setdefault(kept, eqn.out)
+    kept_eqns = tuple(replace(e, out=called.get(e.out, e.out)) for e in graph.eqns if e.out not in same)
+    same = {v: called.get(kept, kept) for v, kept in same.items()}
+    return dce(substitute(replace(graph, eqns=kept_eqns), called | same))
 
 
 def share_constants(graph: Graph) -> Graph:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from lngen.ir import Axis, Builder, D, Eqn, Graph, M, Value
-from lngen.passes.edit import cse, downstream, upstream
+from lngen.ir import Attr, Axis, Builder, D, Eqn, Graph, M, Value
+from lngen.ir.names import LONGEST_OF_COTANGENTS, describing, of_number, plain, widened
+from lngen.passes.edit import cse, downstream, eqn_key, upstream
 from lngen.passes.polynomial import (
     ONE,
     Atom,
@@ -113,6 +114,7 @@ class _Simplifier:
     """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
 
     at: Value  # the cotangent that is read or written, for the log
+    part_of: str  # and its name, for the parts of it
 
     def __init__(self, graph: Graph, seeds: tuple[str, ...], log: Log) -> None:
         self.graph, self.log = graph, log
@@ -121,25 +123,25 @@ class _Simplifier:
         self.producer = graph.producers()
         self.order = Order(self.linear, graph.values().values())
         self.products = ForwardProducts(forward)
-        self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=graph.values())
+        self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=[r.name for r in graph.results])
         self.polys: dict[Value, Poly] = {}
         self.written: dict[Atom, Value] = {}
-        self.pairs: dict[tuple[str, Value, Value], Value] = {}
+        self.known = {eqn_key(e, e.args): e.out for e in reversed(forward)}
 
     def run(self) -> Graph:
         """The simplified graph: each result's argument rewritten, the result's own equation kept."""
         live = upstream(self.graph.eqns, self.graph.results)
         for eqn in self.graph.eqns:
             if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
-                self.at = eqn.out
+                self.at, self.part_of = eqn.out, plain(eqn.out.name)
                 self.log.polys[eqn.out] = poly = self._read(eqn)
                 self.polys[eqn.out] = self._bounded(poly, eqn.out)
         for result in self.graph.results:
             if result not in self.linear:  # zeros
                 continue
             eqn = self.producer[result]  # every gradient ends in the cast to its input's dtype
-            self.at = eqn.args[0]
-            source = self._write(self.poly(eqn.args[0]), f"{result.name}32", eqn.args[0])
+            self.at, self.part_of = eqn.args[0], result.name
+            source = self._write(self.poly(eqn.args[0]), widened(result.name), eqn.args[0])
             self.b.eqns.append(Eqn(result, "cast", (source,), eqn.attrs))
         return self.b.build(*self.graph.results, stage="simplify")
 
@@ -242,7 +244,7 @@ class _Simplifier:
     def _centred(self, product: Product, axis: Axis) -> bool:
         """True for x - mean(x) over ``axis``, whose sum is zero."""
         ((a, n), *rest) = product.powers
-        eqn = self.producer.get(a) if isinstance(a, Value) else None
+        eqn = self.producer.get(a) if isinstance(a, Value) and a not in self.linear else None
         if rest or n != 1 or eqn is None or eqn.op != "sub":
             return False
         mean = self.producer.get(eqn.args[1])
@@ -251,8 +253,13 @@ class _Simplifier:
     def _opaque(self, eqn: Eqn) -> Value:
         """An equation outside the normal form: its arguments are written, the equation is kept."""
         args = tuple(self._write(self.polys[a], a.name, a) if a in self.polys else a for a in eqn.args)
-        self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
-        return eqn.out
+        if self.b.is_free(eqn.out.name):
+            self.b.reserve(eqn.out.name, "a cotangent")
+            self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
+            return eqn.out
+        value = self.b.emit(eqn.op, eqn.out.name, args, **dict(eqn.attrs))
+        self.order.add(value)
+        return value
 
     # ---- writing ----
 
@@ -261,13 +268,14 @@ class _Simplifier:
         value = self._write_poly(poly, name, like)
         for axis in like.type.axes:  # terms that varied along an axis may have cancelled
             if axis not in value.type.axes:
-                value = self.b.expand(f"{_plain(value)}_{axis.value.lower()}", value, axis=axis)
+                name = f"{plain(value.name)}_{axis.value.lower()}"
+                value = self._emit("expand", name, value, axis=axis)
         return value
 
     def _write_poly(self, poly: Poly, name: str, like: Value) -> Value:
         terms = self._grouped(self._added(self._use_names(poly.items())), name, like)
         if not terms:
-            return self.b.const("zero", 0.0, like.type.dtype)
+            return self._number(0.0, like)
         several = len(terms) > 1
         factor, scale = (common(terms), content(terms.values())) if several else (ONE, Fraction(1))
         rest = [(p * factor.inverse(), c / scale) for p, c in terms.items()]
@@ -275,9 +283,9 @@ class _Simplifier:
             self._acts("factor", [terms.items()], [[(factor, scale)], rest])
         rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self.order.key(t[0])))
         factors = self._in_turn(factor, scale)
-        value = self._write_sum(rest, f"{name}_part" if factors else name, like)
+        value = self._write_sum(rest, _part(name) if factors else name, like)
         for left, (product, c) in zip(range(len(factors) - 1, -1, -1), factors, strict=True):
-            value = self.b.mul(f"{name}_part" if left else name, self._write_term(product, c, like), value)
+            value = self._emit("mul", _part(name) if left else name, self._write_term(product, c, like), value)
         return value
 
     def _grouped(self, terms: Poly, name: str, like: Value) -> Poly:
@@ -291,7 +299,7 @@ class _Simplifier:
             return terms
         most = min(several, key=lambda a: (-several[a], self.order.key(atom(a))))
         group = {p: c for p, c in terms.items() if p.get(most) > 0}
-        value = self._write_poly(group, f"{name.removesuffix('_part')}_part", like)
+        value = self._write_poly(group, _part(name), like)
         self.order.add(value)
         return {p: c for p, c in terms.items() if p not in group} | {atom(value): Fraction(1)}
 
@@ -313,24 +321,24 @@ class _Simplifier:
         total: Value | None = None
         for left, (product, coefficient) in zip(range(len(terms) - 1, -1, -1), terms, strict=True):
             term = self._write_term(product, abs(coefficient), like)
-            part = f"{name.removesuffix('_part')}_part" if left else name
+            part = _part(name) if left else name
             if total is None:
-                total = self.b.neg(part, term) if coefficient < 0 else term
+                total = self._emit("neg", part, term) if coefficient < 0 else term
             else:
-                total = (self.b.sub if coefficient < 0 else self.b.add)(part, total, term)
+                total = self._emit("sub" if coefficient < 0 else "add", part, total, term)
         assert total is not None
         return total
 
     def _write_term(self, product: Product, coefficient: Fraction, like: Value) -> Value:
         if product == ONE:
-            return self.b.const("factor", float(coefficient), like.type.dtype)
+            return self._number(float(coefficient), like)
         if coefficient == 1:
             return self._write_product(product, like)
         # Scale the narrow part: once per row is cheaper than once per element.
         narrow, wide = product.split(lambda a: len(axes_of(a)) < len(product.axes))
-        factor = self.b.const("factor", float(coefficient), like.type.dtype)
-        part = factor if narrow == ONE else self.b.mul("scaled_factor", self._write_product(narrow, like), factor)
-        return part if wide == ONE else self.b.mul("scaled_term", self._write_product(wide, like), part)
+        factor = self._number(float(coefficient), like)
+        part = factor if narrow == ONE else self._describe("mul", self._write_product(narrow, like), factor)
+        return part if wide == ONE else self._describe("mul", self._write_product(wide, like), part)
 
     def _write_product(self, product: Product, like: Value) -> Value:
         """The product of the factors: seeds first, then by axes, so that equal prefixes are shared.
@@ -340,38 +348,46 @@ class _Simplifier:
         divisors = product.split(lambda a: product.get(a) < 0)[0]
         rows, wide = product.split(lambda a: D not in axes_of(a))
         if divisors != ONE and D not in divisors.axes and wide != ONE and rows != divisors:
-            return self._write_pair("mul", self._write_product(wide, like), self._write_product(rows, like))
+            return self._describe("mul", self._write_product(wide, like), self._write_product(rows, like))
         above = [a for a, n in self.order.sorted(product) for _ in range(n)]
         below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
-        value = self._write_atom(above[0], like) if above else self.b.const("one", 1.0, like.type.dtype)
+        value = self._write_atom(above[0], like) if above else self._number(1.0, like)
         for a in above[1:]:
             right = self._write_atom(a, like)
-            value = self._write_pair("mul", value, right)
+            value = self._describe("mul", value, right)
         for a in below:
-            value = self._write_pair("div", value, self._write_atom(a, like))
+            value = self._describe("div", value, self._write_atom(a, like))
         return value
 
-    def _write_pair(self, op: str, a: Value, b: Value) -> Value:
-        key = op, a, b
-        if key not in self.pairs:
-            self.pairs[key] = self.b.emit(op, f"{_plain(a)}_{_plain(b)}", (a, b))
-        return self.pairs[key]
+    def _emit(self, op: str, name: str, *args: Value, **attrs: Attr) -> Value:
+        """A value called ``name``, or the one that the equation has already, whatever that is called."""
+        key = eqn_key(Eqn(self.at, op, args, tuple(sorted(attrs.items()))), args)
+        if key not in self.known:
+            self.known[key] = self.b.emit(op, name, args, **attrs)
+        return self.known[key]
+
+    def _describe(self, op: str, *args: Value, **attrs: Attr) -> Value:
+        """A value with the name that its operands give it, or what it is a part of."""
+        return self._emit(op, describing(op, args, self.part_of, LONGEST_OF_COTANGENTS), *args, **attrs)
+
+    def _number(self, value: float, like: Value) -> Value:
+        return self._emit("const", of_number(value), value=value, dtype=like.type.dtype)
 
     def _write_atom(self, a: Atom, like: Value) -> Value:
         if isinstance(a, Value):
             return a
         if a not in self.written:
             if isinstance(a, Size):
-                self.written[a] = self.b.size(f"{a.axis.value.lower()}_size", a.axis, like.type.dtype)
+                name = f"{a.axis.value.lower()}_size"
+                self.written[a] = self._emit("size", name, axis=a.axis, dtype=like.type.dtype)
             else:
                 of = self._write_summed(a, like)
-                reduce = self.b.reduce_mean if a.mean else self.b.reduce_sum
-                self.written[a] = reduce(f"{'mean' if a.mean else 'sum'}_{_plain(of)}", of, axis=a.axis)
+                self.written[a] = self._describe("reduce_mean" if a.mean else "reduce_sum", of, axis=a.axis)
         return self.written[a]
 
     def _write_summed(self, s: AxisSum, like: Value) -> Value:
         if s.product is None:
-            return self._write_poly(dict(s.terms), "terms", like)
+            return self._write_poly(dict(s.terms), f"{self.part_of}_terms", like)
         ((product, _),) = self._use_names([(s.product, Fraction(1))])
         return self._write_product(product, like)
 
@@ -408,5 +424,6 @@ def _total(terms: Poly, axis: Axis) -> Term:
     return atom(AxisSum(axis, frozenset(terms.items()))), Fraction(1)
 
 
-def _plain(v: Value) -> str:
-    return v.name.removesuffix("32").rstrip("_")
+def _part(name: str) -> str:
+    """The name of a part of the value that gets ``name``."""
+    return f"{name.removesuffix('_part')}_part"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,8 +10,23 @@ from types import MappingProxyType
 import numpy as np
 
 from lngen.errors import DerivativeError
-from lngen.ir import DEFAULT_EPS, OPS, WIDE, Axis, Builder, DType, Eqn, Graph, Value, compute_dtype, print_eqn
+from lngen.ir import (
+    DEFAULT_EPS,
+    OPS,
+    WIDE,
+    Axis,
+    Builder,
+    Draft,
+    DType,
+    Eqn,
+    Graph,
+    Type,
+    Value,
+    compute_dtype,
+    print_eqn,
+)
 from lngen.ir.evaluate import evaluate
+from lngen.ir.names import describing, of_number, plain, widened
 from lngen.passes.edit import downstream, substitute
 from lngen.passes.instance import cotangents, instance
 from lngen.passes.simplify import Contribution, Log, Step, simplify
@@ -48,21 +64,51 @@ def vjp(
     cotangents = log.cotangents
     cotangents.update({result: _seed(b, result) for result in results})
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
+    for p in inputs:
+        b.reserve(f"d{p.name}", f"the gradient of '{p.name}'")
     wanted = downstream(graph.eqns, inputs)
+    uses = Counter(a for e in graph.eqns if e.out in wanted for a in e.args)
     _check_derivatives(graph, wanted)
     for eqn in reversed(graph.eqns):
         if eqn.out not in cotangents or eqn.out not in wanted:
             continue
-        derivative = OPS[eqn.op].vjp
-        assert derivative is not None  # checked above
-        for arg, ct in zip(eqn.args, derivative(b, eqn, cotangents[eqn.out]), strict=True):
+        for arg, ct in zip(eqn.args, _contributions(b, eqn, cotangents[eqn.out], uses), strict=True):
             if arg in wanted and arg not in constants and ct is not None:
-                one, ct = ct, _sum_over(b, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
+                name = widened(f"d{plain(arg.name)}") if arg in inputs else f"d{arg.name}"
+                one, ct = ct, _sum_over(b, name, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
                 log.contributions.append(Contribution(eqn, cotangents[eqn.out], arg, ct))
                 log.steps += [Step("repeated", ct)] if one != ct else []
-                cotangents[arg] = b.add("ct", cotangents[arg], ct) if arg in cotangents else ct
+                cotangents[arg] = b.add(name, cotangents[arg], ct) if arg in cotangents else ct
     to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
     return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
+
+
+def _contributions(b: Builder, eqn: Eqn, given: Value, uses: Mapping[Value, int]) -> tuple[Value | None, ...]:
+    """What ``eqn`` adds to the cotangents of its operands; ``given`` is the cotangent of its result.
+
+    The values that the op table has no word for get their names here: of an operand v that has one of the ``uses``,
+    dv; of one that has several, dv and the result.
+    """
+    derivative, draft = OPS[eqn.op].vjp, Draft(b.name)
+    assert derivative is not None  # ``_check_derivatives``
+    found = derivative(draft, eqn, given)
+    operand = {ct: a for a, ct in zip(eqn.args, found, strict=True)}
+    linear, result, new = downstream(draft.eqns, [given]), plain(eqn.out.name), dict[Value, Value]()
+    for e in draft.eqns:
+        args, name = tuple(new.get(a, a) for a in e.args), e.out.name
+        if e.op == "size":
+            name = f"{e.axis.value.lower()}_size"
+        elif name == "number":
+            name = of_number(e.value)
+        elif name == "ct" and e.out in operand:
+            v = operand[e.out]
+            name = f"d{v.name}"
+            if uses[v] > 1 or not b.is_free(name):
+                name = f"d{plain(v.name)}_{result}"
+        elif name == "ct":
+            name = f"d{result}_part" if e.out in linear else describing(e.op, args, f"d{result}")
+        new[e.out] = b.emit(e.op, name, args, **dict(e.attrs))
+    return tuple(ct and new.get(ct, ct) for ct in found)
 
 
 def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
@@ -86,7 +132,7 @@ def _seed(b: Builder, result: Value) -> Value:
     """A parameter for the cotangent of a result, in the compute dtype."""
     name = b.exactly(f"d{result.name}", f"the cotangent of '{result.name}'")
     seed, to = b.param(name, result.type.dtype, *result.type.axes), compute_dtype(result.type.dtype)
-    return seed if to is seed.type.dtype else b.cast(f"{name}32", seed, to=to)
+    return seed if to is seed.type.dtype else b.cast(widened(name), seed, to=to)
 
 
 def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Value], to: DType) -> Value:
@@ -95,17 +141,18 @@ def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Va
     ct = cotangents[param] if param in cotangents else b.const("zero", 0.0, compute_dtype(param.type.dtype))
     for axis in param.type.axes:
         if axis not in ct.type.axes:
-            ct = b.expand("ct", ct, axis=axis)
-    return b.cast(b.exactly(f"d{param.name}", f"the gradient of '{param.name}'"), ct, to=to)
+            ct = b.expand(f"{plain(ct.name)}_{axis.value.lower()}", ct, axis=axis)
+    b.eqns.append(Eqn(Value(f"d{param.name}", Type(to, param.type.axes)), "cast", (ct,), (("to", to),)))
+    return b.eqns[-1].out
 
 
-def _sum_over(b: Builder, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, ...]) -> Value:
+def _sum_over(b: Builder, name: str, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, ...]) -> Value:
     """The cotangent ``ct`` of values over ``given``, added up for an operand over ``kept``."""
     for axis in (a for a in WIDE if a in given and a not in kept):
         if axis in ct.type.axes:
-            ct = b.reduce_sum("ct", ct, axis=axis)
+            ct = b.reduce_sum(name, ct, axis=axis)
         else:
-            ct = b.mul("ct", ct, b.size("count", axis, ct.type.dtype))
+            ct = b.mul(name, ct, b.size(f"{axis.value.lower()}_size", axis, ct.type.dtype))
     return ct
 
 

@@ -70,6 +70,14 @@ class Lock:
             return max(found, key=lambda e: e.rows)
         return min(found, key=lambda e: (abs(math.log(max(e.rows, 1) / max(rows, 1))), -e.rows))
 
+    def outdated(self, spec: str) -> str | None:
+        """What to say of a spec that is not locked, where another graph of its name is: other equations, or names."""
+        known, wanted = {e.spec for e in self.entries}, _without_digest(spec)
+        other = min((s for s in known if s != spec and _without_digest(s) == wanted), default=None)
+        if other is None or spec in known:
+            return None
+        return f"'{self.path}' has schedules for {other}, and the graph is {spec} now: run 'lngen tune' again."
+
     def schedule(
         self, compilation: Compilation, rows: int | None = None, *, device: str | None = None, arch: str | None = None
     ) -> Schedule | None:
@@ -100,6 +108,10 @@ class Lock:
                 parts.append(f"\n[{_quoted(device)}.{_quoted(spec)}]\n")
                 parts += [f"{e.rows} = {_quoted(e.schedule)}\n" for e in own if e.spec == spec]
         return "".join(parts)
+
+
+def _without_digest(spec: str) -> str:
+    return re.sub(r"@[0-9a-f]{8}\.", ".", spec, count=1)
 
 
 def parse_lock(text: str, path: str = "the lock file") -> Lock:

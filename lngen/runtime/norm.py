@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -61,13 +62,10 @@ def compile(
     backward: dict[str, Any] = {key: options.pop(key) for key in BACKWARD_KEYS if key in options}
     keys = {"d": d, **({} if dtype is None else {"dtype": dtype}), **options}
     forward = make_spec(definition, "fwd", keys)
-    return Norm(
-        forward,
-        make_spec(definition, "bwd", {**keys, **backward}),
-        _schedules(schedule),
-        _lock(lock),
-        _switch("overlap", overlap),
-    )
+    specs, locked = (forward, make_spec(definition, "bwd", {**keys, **backward})), _lock(lock)
+    for said in filter(None, [locked.outdated(str(spec)) for spec in specs] if locked else []):
+        warnings.warn(said, stacklevel=2)
+    return Norm(*specs, _schedules(schedule), locked, _switch("overlap", overlap))
 
 
 def definition_of(graph: str | Definition | Graph | Callable[[GraphBuilder], None]) -> Definition:

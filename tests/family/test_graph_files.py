@@ -72,6 +72,12 @@ def test_the_text_of_a_graph_is_that_graph(text: str) -> None:
             assert not found.builtin
 
 
+def test_a_text_with_equal_and_unused_equations_stays_as_it_is() -> None:
+    text = built("rmsnorm.fwd:d=37").replace("  return", "  %u : f32[M, D] = mul %x32, %x32\n  return")
+    graph = parse(text)
+    assert make_spec(Definition.from_graph(graph), "fwd", {"d": 8}).forward() == graph
+
+
 def test_roles_of_results() -> None:
     """Statistics lack D and are used: neither a sum that nothing uses, nor the sum that y is computed from."""
     text = """graph @roles_fwd(%x: f32[M, D], %z: f32[M, D]) -> (f32[M, D], f32[M], f32[M], f32[M, D]) {

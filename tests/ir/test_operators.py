@@ -74,30 +74,42 @@ def test_every_method_of_a_value_is_the_op_of_that_name(op: str) -> None:
     (lambda b, x, z: x.rsqrt(), "rsqrt_x = rsqrt x32"),
     (lambda b, x, z: b.mean(z), "mean_z = reduce_mean z32 {axis=D}"),
     (lambda b, x, z: b.sum(z), "sum_z = reduce_sum z32 {axis=D}"),
-    (lambda b, x, z: x + 1, "add = add x32, number"),
-    (lambda b, x, z: x.minimum(2), "minimum = minimum x32, number"),
-    (lambda b, x, z: 1 + x, "add = add number, x32"),
-    (lambda b, x, z: 1 - x, "sub = sub number, x32"),
-    (lambda b, x, z: 2 * x, "mul = mul number, x32"),
-    (lambda b, x, z: 1 / x, "div = div number, x32"),
+    (lambda b, x, z: x**1, "x32 = cast x"),
+    (lambda b, x, z: x**3, "x_cubed = mul x_squared, x32"),
+    (lambda b, x, z: x**2.0 * x**3, "x_to_5 = mul x_squared, x_cubed"),
+    (lambda b, x, z: x**7, "x_to_7 = mul x_to_6, x32"),
+    (lambda b, x, z: x * z * x, "x_z_x = mul x_z, x32"),
+    (lambda b, x, z: (x + 1) ** 2, "x_plus_one_squared = mul x_plus_one, x_plus_one"),
+    (lambda b, x, z: x + 1, "x_plus_one = add x32, one"),
+    (lambda b, x, z: x.minimum(2), "min_x_two = minimum x32, two"),
+    (lambda b, x, z: 1 + x, "one_plus_x = add one, x32"),
+    (lambda b, x, z: -1 - x, "minus_one_minus_x = sub minus_one, x32"),
+    (lambda b, x, z: 1.5 * x, "c1p5_x = mul c1p5, x32"),
+    (lambda b, x, z: x * -1e-5, "x_cm1em05 = mul x32, cm1em05"),
+    (lambda b, x, z: x * 0.123456789, "x_number = mul x32, number"),
+    (lambda b, x, z: 0.5 / x, "half_over_x = div half, x32"),
+    (lambda b, x, z: b.input("a1", D) * x, "a1_x = mul a1_32, x32"),
+    (lambda b, x, z: x.detach() * z, "x_constant_z = mul x_constant, z32"),
     (lambda b, x, z: (x + z) * (x - z), "x_plus_z_x_minus_z = mul x_plus_z, x_minus_z"),
     (lambda b, x, z: (x + z) * (x - z) * x, "x_plus_z_x_minus_z_x = mul x_plus_z_x_minus_z, x32"),
-    # else it is longer than 24 characters
-    (lambda b, x, z: (x + z) * (x - z) * (x + z), "mul = mul x_plus_z_x_minus_z, x_plus_z_1"),
+    # else it is longer than 25 characters
+    (lambda b, x, z: (x + z) * (x - z) * (x + z), "y_product = mul x_plus_z_x_minus_z, x_plus_z"),
+    (lambda b, x, z: ((x + z) * (x - z) * x).rsqrt(), "rsqrt = rsqrt x_plus_z_x_minus_z_x"),
+    (lambda b, x, z: b.mean((x + z) * (x - z) * x * z), "y_average = reduce_mean x_plus_z_x_minus_z_x_z {axis=D}"),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
 def test_an_operator_is_an_equation_whose_name_says_what_it_is(
     make: Callable[[GraphBuilder, Value, Value], Value], equation: str, dtype: DType
 ) -> None:
     def describe(b: GraphBuilder) -> None:
-        made.append(make(b, b.input("x", M, D), b.input("z", M, D)))
-        b.output("y", b.input("x2", M, D) + made[0])
+        made = make(b, b.input("x", M, D), b.input("z", M, D))
+        b.output("y", b.input("x2", M, D) + made)
 
-    made: list[Value] = []
     graph = Definition("own", describe).builder(Options(dtype, dtype, dtype))
-    (found,) = (e for e in graph.eqns if e.out == made[0])
+    assert [str(a) for a in graph.eqns[-1].args] == ["%y32"]
+    (found,) = (e for e in graph.eqns if e.out == graph.eqns[-2].args[1])
     text = print_eqn(found).replace("%", "")
-    assert re.sub(r" : \w+\[[\w, ]*\]", "", text) == equation
+    assert re.sub(r" : \w+\[[\w, ]*\]| {to=\w+}", "", text) == equation
     assert {e.attr("dtype") for e in graph.eqns if e.op == "const"} <= {dtype}
 
 
@@ -114,10 +126,54 @@ def test_a_value_is_named_wherever_it_is_used() -> None:
 
     graph = spec_of(describe).definition.builder(spec_of(by_operators).options)
     uses = {(e.op, *(a.name for a in e.args)) for e in graph.eqns}
-    assert {("mul", "h", "h"), ("add", "mul_squared", "h"), ("reduce_mean", "h_squared")} <= uses
-    assert not any(a.name == "mul" for e in graph.eqns for a in (*e.args, e.out))
+    assert {("mul", "x32", "two"), ("mul", "h", "h"), ("add", "h_squared", "h"), ("reduce_mean", "h_squared")} <= uses
     assert [s.name for s in graph.statistics] == ["ms"]
     assert interpret(spec_of(describe).graph(), {"x": np.full((1, 37), 3, np.float32)})["y"][0, 0] == 42
+
+
+def layernorm_of_one_s_own(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    mean = b.mean(x)
+    centred = x - mean
+    b.statistic(mean, "mean")
+    b.statistic((b.mean(centred**2) + b.eps()).rsqrt(), "rstd")
+    b.output("y", centred * (b.mean(centred * centred) + b.eps()).rsqrt())
+
+
+def late_names(b: GraphBuilder) -> None:
+    """Names that the operators before them might have taken; of equal equations the one with a name."""
+    x, z = b.input("x", M, D), b.input("z", M, D)
+    total, square = x + z + b.eps(), x * x
+    assert b.mul("x_plus_z", x, x) != square
+    b.output("y", total * square + b.input("x32", D) + b.input("eps", D) + b.input("y32", D))
+
+
+def leaky(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    b.output("y", b.add("h", b.where_gt("leaky", x, 0.0, x, 0.01 * x), 0.0))
+
+
+@pytest.mark.parametrize(("describe", "equations"), [
+    (layernorm_of_one_s_own, """
+     x32 = cast x; mean = reduce_mean x32; x_minus_mean = sub x32, mean
+     x_minus_mean_squared = mul x_minus_mean, x_minus_mean
+     mean_x_minus_mean_squared = reduce_mean x_minus_mean_squared; eps = const
+     rstd_terms = add mean_x_minus_mean_squared, eps; rstd = rsqrt rstd_terms
+     y32 = mul x_minus_mean, rstd; y = cast y32"""),
+    (late_names, """
+     x32_1 = cast x; z32 = cast z; x32_1_plus_z = add x32_1, z32; eps_1 = const
+     x32_1_plus_z_plus_eps_1 = add x32_1_plus_z, eps_1; x_plus_z = mul x32_1, x32_1
+     y_product = mul x32_1_plus_z_plus_eps_1, x_plus_z; x32_32 = cast x32
+     y_product_plus_x32 = add y_product, x32_32; eps32 = cast eps
+     y_product_plus_x_plus_eps = add y_product_plus_x32, eps32; y32_32 = cast y32
+     y_terms = add y_product_plus_x_plus_eps, y32_32; y = cast y_terms"""),
+    (leaky, """
+     x32 = cast x; c0p01 = const; c0p01_x = mul c0p01, x32; zero = const
+     leaky = where_gt x32, zero, x32, c0p01_x; h = add leaky, zero; y = cast h"""),
+])  # fmt: skip
+def test_a_name_of_one_s_own_goes_before_automatic_ones(describe: Describe, equations: str) -> None:
+    found = [f"{e.out} = {e.op} {', '.join(map(str, e.args))}".strip() for e in spec_of(describe).forward().eqns]
+    assert "; ".join(found).replace("%", "") == re.sub(r";?\n +", "; ", equations).removeprefix("; ")
 
 
 def test_names_that_cannot_be_given() -> None:
@@ -168,7 +224,7 @@ def test_operands_that_are_neither_values_nor_numbers(other: Any, kind: str) -> 
 NO_METHOD = "; 'lngen help graph' lists the methods."
 LONG_INT = f"invalid literal for int() with base 10: '{'1' * 500}x'"
 NO_OPERATOR = (
-    "; values have the operators + - * / and ** 2, other ops are methods ('lngen help graph'), and in place of a "
+    "; values have the operators + - * / and ** 3, other ops are methods ('lngen help graph'), and in place of a "
     "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
 )
 
@@ -194,7 +250,8 @@ def silent(b: GraphBuilder, x: Any) -> None:
     (lambda b, x: b.max(x), "AttributeError: 'GraphBuilder' object has no attribute 'max'",
      "; did you mean b.maximum or b.reduce_max?"),
     (lambda b, x: b.layernrom(x), "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'", NO_METHOD),
-    (lambda b, x: x**3, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
+    (lambda b, x: x**0.5, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'float'", NO_OPERATOR),
+    (lambda b, x: x**65, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
     (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
     (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
     (lambda b, x: max(x, 0), "TypeError: '>' not supported between instances of 'int' and 'Value'", NO_OPERATOR),
@@ -276,7 +333,8 @@ ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
 
 @pytest.mark.parametrize(("describe", "message"), [
     (lambda b, x: b.sum(x, "D"), "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'."),
-    (lambda b, x: b.add("h", x, 3), f"an operand of 'add' is expected to be a value, got int; {ONLY_VALUES}"),
+    (lambda b, x: b.add("h", x, "3"), "'add' is expected to have values or numbers as operands, got str; make it an "
+     "input, or a number with float()."),
     (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
     (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
     (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
@@ -349,4 +407,4 @@ def test_the_thirty_second_value_of_a_name_has_a_name_too() -> None:
             h = h + h * 0.5
         b.output("y", h)
 
-    assert "%add_33_plus_mul_69 " in str(make_spec(Definition("deep", describe), "fwd", {"d": 8}).forward())
+    assert "%y_terms_32_half " in str(make_spec(Definition("deep", describe), "fwd", {"d": 8}).forward())

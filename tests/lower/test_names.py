@@ -1,6 +1,7 @@
 """Names of values, graphs, inputs and outputs: if these fail, one meets a name of the kernel and does not compile."""
 
 import re
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -107,6 +108,75 @@ def test_a_value_whose_name_ends_in_32_is_differentiated() -> None:
 
     names = make_spec(Definition("own", own), "bwd", {"d": 8}).graph().values()
     assert not [n for n in names if not is_name(n)]
+
+
+def rmsnorm_relu(b: GraphBuilder) -> None:
+    x = b.input("a1", M, D)
+    b.output("y", x * (b.mean(x * x) + b.eps()).rsqrt() * x.relu())
+
+
+def seednorm(b: GraphBuilder) -> None:
+    x, g, al, be = b.input("x", M, D), b.input("g", D), b.input("al", D), b.input("be", D)
+    b.output("y", (b.sum(x * be).tanh() * al + g) * (x * (b.mean(x**2) + b.eps()).rsqrt()))
+
+
+def polynorm(b: GraphBuilder) -> None:
+    def norm(v: Value) -> Value:
+        return v * (b.mean(v * v) + b.eps()).rsqrt()
+
+    x = b.input("x", M, D)
+    b.output("y", 0.3 * norm(x**3) + b.input("w", D) * norm(x**2) + b.where_gt("leaky", x, 0.0, x, 0.3 * x).abs())
+
+
+def softmax_entropy(b: GraphBuilder) -> None:
+    x = b.input("x", M, D)
+    z = x - b.reduce_max("top", x, axis=D)
+    e = z.exp()
+    b.output("h", b.sum(e).log() - b.sum(e * z) / b.sum(e))
+
+
+MUTE = re.compile(r"(ct|add|sub|mul|div|count|factor|terms|scaled_term|part)(_\d+)*|.*(_part_part|\d32).*|ct_.*")
+
+
+@pytest.mark.parametrize("describe", [rmsnorm_relu, seednorm, polynorm, softmax_entropy])
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_no_name_is_mute(describe: Callable[[GraphBuilder], None], direction: str) -> None:
+    """After any pass a name says what the value is computed from, or what it is a part of."""
+    for stage, graph in make_spec(Definition("own", describe), direction, {"d": 8, "dtype": "bf16"}).trace().items():
+        assert not [n for n in graph.values() if MUTE.fullmatch(n)], stage
+
+
+BACKWARD = """
+a1_32 = cast a1
+a1_squared = mul a1_32, a1_32
+mean_a1_squared = reduce_mean a1_squared
+eps = const
+mean_a1_squared_plus_eps = add mean_a1_squared, eps
+rsqrt = rsqrt mean_a1_squared_plus_eps
+a1_rsqrt = mul a1_32, rsqrt
+half = const
+zero = const
+dy32 = cast dy
+dy_half = mul dy32, half
+da1_relu_a1 = select_gt a1_32, zero, dy_half
+dy_a1_rsqrt = mul dy32, a1_rsqrt
+mean_dy_a1_rsqrt = reduce_mean dy_a1_rsqrt
+a1_rsqrt_mean_dy_a1_rsqrt = mul a1_rsqrt, mean_dy_a1_rsqrt
+da1_32_part = sub dy32, a1_rsqrt_mean_dy_a1_rsqrt
+da1_32_part_1 = mul rsqrt, da1_32_part
+da1_32 = add da1_relu_a1, da1_32_part_1
+da1 = cast da1_32
+"""
+
+
+def test_names_of_a_backward() -> None:
+    def own(b: GraphBuilder) -> None:
+        x = b.input("a1", M, D)
+        b.output("y", x * (b.mean(x * x) + b.eps()).rsqrt() + 0.5 * x.relu())
+
+    eqns = make_spec(Definition("own", own), "bwd", {"d": 8, "dtype": "bf16"}).trace()["save"].eqns
+    found = "".join(f"{e.out} = {e.op} {', '.join(map(str, e.args))}".strip() + "\n" for e in eqns)
+    assert found.replace("%", "") == BACKWARD.lstrip()
 
 
 # ---- names are checked where a graph is built ----

@@ -59,7 +59,7 @@ def test_random_graphs_with_a_detached_value_have_the_gradient_of_their_differen
         assert max(gradient_excess(spec).values()) < 1, seed
         done["cancels" if used else "unused"] += 1
     assert done["refused"] > 20, done
-    assert done["cancels"] > 20, done
+    assert done["cancels"] > 10, done
 
 
 def test_what_is_detached_has_to_cancel() -> None:
@@ -72,7 +72,7 @@ def test_what_is_detached_has_to_cancel() -> None:
     assert str(error.value) == (
         "graph @own_fwd: 'x32' is detached, but its effects on 'y' do not cancel, as far as lngen can show. The "
         "gradient would not be that of the forward: leave detach away, or differentiate other results (of=).\n"
-        "    %detach_x : f32[M, D] = detach %x32"
+        "    %x_constant : f32[M, D] = detach %x32"
     )
     of(stopped, "fwd").graph()
 

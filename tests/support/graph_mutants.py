@@ -21,7 +21,7 @@ OTHER = {M: D, D: M}
 # Other ways to write the same sum, as the mean of a centred row is 0; and what is chosen only where numbers are equal.
 SAME = re.compile(
     r"%xc2 = mul (%(x|x32|total|h32) %xc|%xc %(x|x32|total|h32))$"
-    r"|%(dy_\w*xhat|terms_1) = mul (%dx32_part\w* %xhat|%xhat %dx32_part\w*)$"
+    r"|%(dy_\w*xhat|dx_terms) = mul (%dx32_part\w* %xhat|%xhat %dx32_part\w*)$"
     r"|%tied = select_eq %square_eps "
 )
 Results = dict[str, Array]

@@ -1,6 +1,7 @@
 """A locked schedule is lost, or another one runs, if these fail."""
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from killing import Killed, killed_at, points
 from lngen import devices, files
 from lngen.compile import Compilation, KernelSet
 from lngen.errors import LngenError
+from lngen.graphs import GraphBuilder
+from lngen.ir import D, M
 from lngen.problem import Schedule, problem
 from lngen.runtime import direction as calls
 from lngen.runtime import lock_file
@@ -171,6 +174,21 @@ def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.M
     assert changed.plan("fwd").schedule == replace(norm.plan("fwd").schedule, blocks_per_sm=1)
     with pytest.raises(LngenError, match="there is no lock file"):
         lngen.compile("rmsnorm", d=64, lock=tmp_path / "none")
+
+
+def test_schedules_of_a_graph_that_is_another_now_are_named(tmp_path: Path) -> None:
+    def own(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) * 2)
+
+    spec = lngen.compile(own, d=64).spec()
+    before = str(spec).replace(spec.digest, "0123abcd")
+    (path := tmp_path / "lock.toml").write_text(Lock((Locked("GPU", "sm_90", before, 8, "threads=64"),)).render())
+    message = f"'{path}' has schedules for {before}, and the graph is {spec} now: run 'lngen tune' again."
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}$"):
+        lngen.compile(own, d=64, lock=path)
+    assert read_lock(path).outdated(str(spec)) == message
+    assert read_lock(path).outdated(str(spec.with_direction("bwd"))) is None
+    assert Lock((Locked("GPU", "sm_90", str(spec), 8, ""), *read_lock(path).entries)).outdated(str(spec)) is None
 
 
 def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
