@@ -54,8 +54,8 @@ on_gpu: Callable[[Tensor], bool] = attrgetter("is_cuda")
 
 
 def plain(tensor: Tensor) -> bool:
-    """True for a tensor of a GPU that is no subclass."""
-    return type(tensor) in PLAIN and on_gpu(tensor)
+    """True for a tensor of a GPU that is no subclass, and whose numbers are as they lie: not negated, not conjugate."""
+    return type(tensor) in PLAIN and on_gpu(tensor) and not (tensor.is_neg() or tensor.is_conj())
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:

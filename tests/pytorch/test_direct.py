@@ -275,3 +275,19 @@ def test_an_expanded_gradient_that_comes_first_is_taken(gpu: FakeDriver) -> None
             expected = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
         found = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_negated_view_is_negated(gpu: FakeDriver, which: int) -> None:
+    """The first call of its kind, and one like an earlier one; a cotangent, too."""
+    given = list(inputs()[:3])
+    expected = L.layer_norm(given[0], (D,), *given[1:])
+    dy = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, given, dy)
+    given[which] = torch._neg_view(-given[which].detach()).requires_grad_()
+    for _ in range(2):
+        y = L.layer_norm(given[0], (D,), *given[1:])
+        assert torch.equal(y, expected)
+        for found, gradient in zip(torch.autograd.grad(y, given, torch._neg_view(-dy)), wanted, strict=True):
+            assert torch.equal(found, gradient)
+        forget()
