@@ -58,6 +58,10 @@ class Definition:
         if not callable(self.describe):
             raise SpecError(f"graph '{self.name}' is expected to be described by a function, got {self.describe!r}.")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without what it has described so far."""
+        return Definition, (self.name, self.describe, self.summary, self.group, self.declared)
+
     def builder(self, options: Options) -> GraphBuilder:
         """The builder after the description has run, once for these options; nothing changes it afterwards.
 
