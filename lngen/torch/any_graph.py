@@ -62,8 +62,10 @@ class GraphFunction:
 
     def __call__(self, *inputs: Tensor | None, eps: float | None = None, **named: Tensor | None) -> Any:
         """The outputs; RuntimeError for what does not fit."""
-        if named or len(inputs) != len(self.names):
-            inputs = tuple(bound(self.ops.name, self.spec, inputs, named))
+        rest = self.names[len(inputs) :]
+        if named.keys() != {*rest} or len(inputs) > len(self.names):
+            bound(self.ops.name, self.spec, inputs, named)  # raises
+        inputs = (*inputs, *[named[name] for name in rest])
         eager = not torch.compiler.is_compiling()
         results = self.direct((*inputs, None), eps) if eager else None
         if results is None:

@@ -93,8 +93,9 @@ def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         lead = leading(call.inputs[call.leader], tensors[call.leader].shape, d)
     except ArrayError as error:
         raise TorchError(str(error)) from error
+    shapes = {("M", "D"): (*lead, d), ("M",): lead, ("D",): (d,), (): ()}
     for value, tensor in zip(call.inputs, tensors, strict=True):
-        if tensor.shape != (expected := value.shape(lead, d)):
+        if tensor.shape != (expected := shapes[value.axes]):
             raise TorchError(
                 f"'{value.name}' is expected to have shape {list(expected)}, got {list(tensor.shape)}; leading "
                 f"dimensions are those of '{call.inputs[call.leader].name}'."

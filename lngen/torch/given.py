@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,35 +45,40 @@ def fitted(ops: GraphOps, given: Mapping[str, Tensor], dims: int = 1) -> Fitted 
     Leading dimensions broadcast where all tensors with rows have as many; those of jagged tensors are those of their
     values. ``dims``: so many last dimensions are features. TorchError for rows that do not fit.
     """
-    leads = {
-        name: tuple(t.shape[:-dims] if len(ops.axes[name]) == 2 else t.shape)
-        for name, t in given.items()
-        if M in ops.axes[name]
-    }
-    lead = first = leads[ops.lead]
+    axes = ops.axes
+    leads = {n: t.shape[:-dims] if len(axes[n]) == 2 else t.shape for n, t in given.items() if M in axes[n]}
+    first = leads[ops.lead]
+    if any(t.is_nested for t in given.values()):
+        return _values(ops, given, leads)
+    if all(lead == first for lead in leads.values()):
+        return None
+    lead = _broadcast(ops, given, leads)
+    return {n: t.expand(*lead, *t.shape[len(lead) :]) if n in leads else t for n, t in given.items()}, lambda y: y
+
+
+def _broadcast(ops: GraphOps, given: Mapping[str, Tensor], leads: Mapping[str, Sequence[int]]) -> Sequence[int]:
+    lead = leads[ops.lead]
     for name, other in leads.items():
         if len(other) != len(lead) or not all(a == b or 1 in (a, b) for a, b in zip(other, lead, strict=True)):
             raise TorchError(
                 f"'{name}' is expected to have leading dimensions that broadcast with {list(lead)}, those of "
                 f"'{ops.lead}', got shape {list(given[name].shape)}; expand it."
             )
-        lead = tuple(b if a == 1 else a for a, b in zip(other, lead, strict=True))
-    if any(t.is_nested for t in given.values()):
-        return _values(ops, given, first, dims)
-    if all(other == lead for other in leads.values()):
-        return None
-    return {n: t.expand(*lead, *t.shape[len(lead) :]) if n in leads else t for n, t in given.items()}, lambda y: y
+        lead = [b if a == 1 else a for a, b in zip(other, lead, strict=True)]
+    return lead
 
 
-def _values(ops: GraphOps, given: Mapping[str, Tensor], lead: tuple[int, ...], dims: int) -> Fitted:
-    """The values of jagged tensors; TorchError for one beside one that is none, or with features of several lengths."""
+def _values(ops: GraphOps, given: Mapping[str, Tensor], leads: Mapping[str, Sequence[int]]) -> Fitted:
+    """The values of jagged tensors; TorchError beside one that is none, or for features of several lengths."""
     x: Any = given[ops.lead]
     for name, tensor in given.items():
-        if tensor.is_nested != (M in ops.axes[name]):
-            kind = "a jagged tensor" if M in ops.axes[name] else "a dense tensor"
-            raise TorchError(f"'{name}' is expected to be {kind} where '{ops.lead}' is jagged, got another.")
+        if tensor.is_nested != (name in leads) or leads.get(name, leads[ops.lead]) != leads[ops.lead]:
+            raise TorchError(
+                f"'{name}' is expected to be {'jagged' if name in leads else 'dense'}: beside a jagged tensor all with "
+                f"rows are, with the same offsets, and no others; got shape {list(tensor.shape)}."
+            )
     ragged = x._ragged_idx
-    if ragged >= len(lead):
+    if ragged >= len(leads[ops.lead]):
         raise TorchMissing(f'"{ops.name}" not implemented for a jagged dimension of features; pass a padded tensor.')
 
     def jagged(y: Tensor) -> Tensor:

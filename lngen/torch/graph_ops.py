@@ -72,6 +72,8 @@ class GraphOps:
     def side(self, tensors: Given, keys: str) -> Side:
         """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
         x: Any = tensors[self.inputs.index(self.lead)]
+        if not x.dim():
+            raise TorchError(f"'{self.lead}' is expected to have shape (..., D), got ().")
         dtypes = tuple([t if t is None else t.dtype for t in tensors])
         return side(self._text(int(x.shape[-1]), dtypes, keys, x.device.type == "cpu"))
 

@@ -163,8 +163,10 @@ def test_what_is_no_dense_tensor(what: str) -> None:
 
 def test_jagged_tensors_that_do_not_fit() -> None:
     x = torch.nested.nested_tensor([ones(2, D), ones(3, D)], layout=torch.jagged)
-    with pytest.raises(RuntimeError, match="'residual' is expected to have leading dimensions that broadcast"):
+    with pytest.raises(RuntimeError, match="'residual' is expected to be jagged"):
         L.add_layer_norm(x, x.values(), (D,))
+    with pytest.raises(RuntimeError, match="'x' is expected to be jagged"):
+        L.add_layer_norm(x.values(), x, (D,))
     with pytest.raises(NotImplementedError, match="jagged dimension of features"):
         L.layer_norm(x.transpose(1, 2), x.transpose(1, 2).shape[-1:])
 
@@ -178,3 +180,8 @@ def test_a_backward_without_a_tensor_that_it_needs() -> None:
     spec = "layernorm.bwd:d=8,dtype=f32,eps=run"
     with pytest.raises(RuntimeError, match="expects x, gamma, mean, rstd, got None"):
         torch.ops.lngen.layernorm_bwd(ones(4, D), *[None] * 5, eps=1e-5, spec=spec)
+
+
+def test_a_number_in_place_of_rows() -> None:
+    with pytest.raises(RuntimeError, match=r"'x' is expected to have shape \(..., D\), got \(\)"):
+        L.function("softmax")(torch.ones(()))
