@@ -74,6 +74,10 @@ class Definition:
         """True if a definition that is read from there is this one."""
         return (value is self.describe and name == self.name) or (isinstance(value, Definition) and value == self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without what it has described so far."""
+        return Definition, (self.name, self.describe, self.summary, self.group, self.declared)
+
     def builder(self, options: Options) -> GraphBuilder:
         """The builder after the description has run, once for these options; nothing changes it afterwards.
 

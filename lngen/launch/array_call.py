@@ -12,10 +12,12 @@ from ..errors import ArrayError
 from .array_rules import (
     Near,
     Span,
+    arranged,
     check_layout,
     check_rows,
     leading,
     near,
+    present,
     replaced,
     row_stride,
     span_of,
@@ -112,8 +114,8 @@ class ArrayCall(ABC):
         """The widest access, in elements, for arrays that do not suit these kernels."""
 
     @abstractmethod
-    def missing(self, name: str) -> str:
-        """What to do about an input that is missing, the end of a sentence."""
+    def about(self, name: str) -> str:
+        """What to do about an input that is missing, or that the spec does not have, the end of a sentence."""
 
     def on_host(
         self, arrays: Sequence[Any], given: tuple[Any, ...], values: Mapping[str, int]
@@ -125,20 +127,10 @@ class ArrayCall(ABC):
 
     def arrange(self, inputs: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
         """Positional and named inputs in order; ArrayError if one is missing or too many."""
-        names = [t.name for t in self.inputs]
-        given = dict(zip(names, inputs))
-        unknown = [n for n in named if n not in names or n in given]
-        if len(inputs) > len(names) or unknown:
-            got = [*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown]
-            raise ArrayError(f"'{self.text}' takes {', '.join(names)}, each once; got {', '.join(got)}.")
-        given.update(named)
-        return [self._present(n, given.get(n)) for n in names]
+        return arranged(self.text, [t.name for t in self.inputs], inputs, named, self.about)
 
     def _present(self, name: str, array: Any) -> Any:
-        """The array of an input; ArrayError if there is none."""
-        if array is not None:
-            return array
-        raise ArrayError(f"'{self.text}' expects the input '{name}', which is missing{self.missing(name)}.")
+        return present(self.text, name, array, self.about)
 
     def __call__(
         self, arrays: Sequence[Any], out: Any, values: Mapping[str, int] = NO_VALUES

@@ -11,7 +11,7 @@ cut an array has one distance.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
@@ -20,6 +20,30 @@ from ..errors import ArrayError
 from ..files import shown
 from .arrays import Layout
 from .kernels import Distance, Tensor
+
+
+def arranged(
+    text: str, names: Sequence[str], inputs: Sequence[Any], named: Mapping[str, Any], about: Callable[[str], str]
+) -> list[Any]:
+    """Positional and named inputs in the order of ``names``; ArrayError if one is missing or too many.
+
+    ``about``: what to do about an input that is missing, or is not among the names, the end of a sentence.
+    """
+    given = dict(zip(names, inputs))
+    unknown = [n for n in named if n not in names or n in given]
+    if len(inputs) > len(names) or unknown:
+        got = ", ".join([*(f"{len(inputs)} by position" for _ in inputs[:1]), *unknown])
+        hints = [about(n) for n in unknown if n not in names]
+        raise ArrayError(f"'{text}' takes {', '.join(names)}, each once; got {got}{''.join(hints[:1])}.")
+    given.update(named)
+    return [present(text, n, given.get(n), about) for n in names]
+
+
+def present(text: str, name: str, array: Any, about: Callable[[str], str]) -> Any:
+    """The array of an input; ArrayError if there is none. ``about`` as of ``arranged``."""
+    if array is not None:
+        return array
+    raise ArrayError(f"'{text}' expects the input '{name}', which is missing{about(name)}.")
 
 
 def leading(value: Tensor, shape: Sequence[int], d: int) -> tuple[int, ...]:

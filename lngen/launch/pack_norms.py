@@ -57,7 +57,7 @@ class PackCall(ArrayCall):
         """A pack has one width of accesses; the largest that would do is said in the error."""
         return int(described["schedule"]["vec"])
 
-    def missing(self, name: str) -> str:
+    def about(self, name: str) -> str:
         """A pack has no other kernels."""
         return ""
 

@@ -36,7 +36,7 @@ def save(
     gradient of a factor of x), it takes that input, too.
 
     Values that are not saved are rematerialised: their forward equations are kept. Unused parameters are dropped,
-    except those that alone give the length of an axis.
+    except those that alone give the length of an axis; one gives the rows, also of gradients that are zeros.
     """
     run = _Save(graph, forward, tuple(v for v in forward.values().values() if v.name in names))
     for value in run.saved:
@@ -101,7 +101,7 @@ class _Save:
                 define(eqn.out)
         kept = tuple(done.values())
         params = (*self.before.params, *(v for v in self.saved if v not in self.before.params))
-        for axis in (a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else []))):
+        for axis in (M, *(a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else [])))):
             having = [p for p in params if axis in p.type.axes]
             if live.isdisjoint(having):
                 live.update(having[:1])

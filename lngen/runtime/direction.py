@@ -124,16 +124,25 @@ class Call(ArrayCall):
         bulk = described["schedule"]["form"] in ("tma", "tma_unaligned")
         return self._problem.chunk // 2 if bulk else int(described["schedule"]["vec"])
 
-    def missing(self, name: str) -> str:
-        """An input of which the graph has an option may be left out."""
-        optional = name in self.spec.definition.builder(self.spec.options).declared
-        return f"; for a norm without it, compile with {name}=False ({name}=no in a spec)" if optional else ""
+    def about(self, name: str) -> str:
+        """The option of the graph that leaves an input out, or adds it."""
+        return about_input(self.spec, name)
 
     def on_host(
         self, arrays: Sequence[Any], given: tuple[Any, ...], values: Mapping[str, int]
     ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """The results of the interpreter."""
         return run_on_host(self.graph, self.d, self.leader, arrays, given)
+
+
+def about_input(spec: Spec, name: str) -> str:
+    """What to do about an input that is missing or that the spec lacks, if the graph has an option of its name."""
+    option = spec.definition.builder(spec.options).declared.get(name)
+    if option is None or not isinstance(option.default, bool):
+        return ""
+    if dict(spec.chosen).get(name, option.default):
+        return f"; for a norm without it, compile with {name}=False ({name}=no in a spec)"
+    return f"; for a norm with it, compile with {name}=True ({name}=yes in a spec)"
 
 
 LAST = 16  # values of eps whose numbers are kept

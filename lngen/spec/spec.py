@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
@@ -231,14 +231,20 @@ class Spec:
         trace["share"] = passes.share_results(graph)
         return trace
 
-    def _derive(self, trace: passes.Trace | None = None) -> Graph:
-        """The graph of a backward over any D."""
+    @cached_property
+    def without_statistics(self) -> Graph:
+        """The graph of a backward over any D that computes the statistics of forward again.
+
+        SpecError if it cannot, because a saved output stands for the row.
+        """
+        return self._derive(taken=self.definition.outputs(self.options))
+
+    def _derive(self, trace: passes.Trace | None = None, taken: Collection[str] | None = None) -> Graph:
+        """The graph of a backward over any D; of what forward saves it may take only what is among ``taken``."""
         saved, demanded = self.definition.saved(self.options), self.definition.demanded(self.options)
-        stored, of, numbers = (
-            self._gradient_dtypes(),
-            self.differentiated,
-            (self.eps_or_default, self._declared_positive),
-        )
+        saved = tuple(name for name in saved if taken is None or name in taken)
+        stored, of = self._gradient_dtypes(), self.differentiated
+        numbers = self.eps_or_default, self._declared_positive
         return passes.backward(self.forward(), self.differentiates, saved, of, trace, stored, demanded, *numbers)
 
     def _check_saved(self) -> None:

@@ -1,6 +1,7 @@
 """lngen in PyTorch: functions, modules and registered operators (``lngen help torch``).
 
     layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
+    function                             any graph as such a function (``any_graph``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     use_extension                        the direct way in C++, an option (``extension``)
@@ -10,6 +11,7 @@
 It needs PyTorch; ``import lngen`` does not import it.
 """
 
+from lngen.torch.any_graph import function
 from lngen.torch.extension import use_extension
 from lngen.torch.graph_ops import decompositions
 from lngen.torch.modules import LayerNorm, RMSNorm
@@ -18,7 +20,6 @@ from lngen.torch.torch_functions import (
     add_layer_norm,
     add_rms_norm,
     dyt,
-    function,
     gated_layer_norm,
     gated_rms_norm,
     l2_norm,

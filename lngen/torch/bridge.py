@@ -10,7 +10,8 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from lngen.errors import LngenError
+from lngen.errors import ArrayError, LngenError
+from lngen.launch.array_rules import leading
 from lngen.launch.arrays import torch_dtypes
 from lngen.launch.kernels import Tensor
 from lngen.runtime.direction import Call, call_of
@@ -28,6 +29,10 @@ class TorchError(LngenError, RuntimeError):
 
 class TorchValueError(TorchError, ValueError):
     """What PyTorch reports as a ValueError."""
+
+
+class TorchTypeError(TorchError, TypeError):
+    """What PyTorch reports as a TypeError."""
 
 
 class TorchMissing(TorchError, NotImplementedError):
@@ -81,20 +86,32 @@ def side(text: str) -> Side:
     return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.graph.by_value), returns)
 
 
+def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """The leading dimensions of a call; TorchError for a tensor whose shape does not fit."""
+    call, d = one.call, one.spec.d
+    try:
+        lead = leading(call.inputs[call.leader], tensors[call.leader].shape, d)
+    except ArrayError as error:
+        raise TorchError(str(error)) from error
+    shapes = {("M", "D"): (*lead, d), ("M",): lead, ("D",): (d,), (): ()}
+    for value, tensor in zip(call.inputs, tensors, strict=True):
+        if tensor.shape != (expected := shapes[value.axes]):
+            raise TorchError(
+                f"'{value.name}' is expected to have shape {list(expected)}, got {list(tensor.shape)}; leading "
+                f"dimensions are those of '{call.inputs[call.leader].name}'."
+            )
+    return lead
+
+
 def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
     """The results, new or in ``out``, which are [M, D] tensors and may be the inputs.
 
-    Rows of [..., D] tensors may lie anywhere; the first one gives the leading dimensions. ArrayError for what kernels
-    cannot write to.
+    Rows may lie anywhere. TorchError for shapes that do not fit, ArrayError for what kernels cannot write to.
     """
-    d = one.spec.d
+    d, lead = one.spec.d, leading_of(one, tensors)
     flat: list[Any] = []
-    lead: tuple[int, ...] = ()
     for tensor, value in zip(tensors, one.call.inputs, strict=True):
-        if value.wide and not lead:
-            lead = tuple(tensor.shape[:-1])
-        shape = (-1, d) if value.wide else (-1,) * len(value.axes)
-        tensor = tensor.detach().reshape(shape)
+        tensor = tensor.detach().reshape((-1, d) if value.wide else (-1,) * len(value.axes))
         flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
     written = [t.detach() for t in out]
     if flat[0].device.type == "cpu":
@@ -107,9 +124,8 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
 
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
     """Results without content, for tensors that have none."""
-    first = next(t for t, v in zip(tensors, one.call.inputs, strict=True) if v.wide)
-    lead = first.shape[:-1]
-    return [first.new_empty(v.shape(lead, one.spec.d), dtype=TO_TORCH[v.dtype]) for v in one.results]
+    lead = leading_of(one, tensors)
+    return [tensors[0].new_empty(v.shape(lead, one.spec.d), dtype=TO_TORCH[v.dtype]) for v in one.results]
 
 
 def _to_numpy(tensor: torch.Tensor) -> Any:
@@ -124,4 +140,6 @@ def _to_torch(array: Any, shape: Sequence[int]) -> Any:
     if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.int16).reshape(shape)).view(torch.bfloat16).clone()
     tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
+    if not tensor.numel():
+        return tensor.new_empty(shape)  # an array without elements has any strides
     return torch.ops.aten._unsafe_view(tensor, shape)

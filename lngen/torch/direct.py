@@ -22,7 +22,7 @@ from torch.autograd import Function, forward_ad
 from lngen.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
-from lngen.torch.bridge import PLAIN, TO_TORCH, Side, side, text_of
+from lngen.torch.bridge import PLAIN, TO_TORCH, Side, leading_of, side, text_of
 from lngen.torch.graph_ops import GraphOps, backward_text
 
 MOST = 4096  # earlier calls that a thread remembers for a graph
@@ -54,8 +54,8 @@ on_gpu: Callable[[Tensor], bool] = attrgetter("is_cuda")
 
 
 def plain(tensor: Tensor) -> bool:
-    """True for a tensor of a GPU that is no subclass."""
-    return type(tensor) in PLAIN and on_gpu(tensor)
+    """True for a tensor of a GPU that is no subclass, and whose numbers are as they lie: not negated, not conjugate."""
+    return type(tensor) in PLAIN and on_gpu(tensor) and not (tensor.is_neg() or tensor.is_conj())
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
@@ -154,7 +154,7 @@ class Kernels:
     def _known(self, like: Tensor) -> dict[str, Any]:
         """What the names in that text mean."""
         call, recipe, bound = self.side.call, self.recipe, self.bound
-        lead = tuple(next(g for g, v in zip(self.given, call.inputs, strict=False) if v.wide).shape[:-1])
+        lead = leading_of(self.side, [*self.given[: len(self.given) - self.out], *self.more])
         known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
         known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
         known |= {"stream": self.library.stream, "device": recipe.device, "bound": bound, "name": bound.name}
@@ -188,6 +188,7 @@ class Prepared:
         self.absent = tuple(n for n, t in enumerate(tensors.values()) if t is None)
         self.present = tuple(n for n, t in enumerate(tensors.values()) if t is not None)
         self.forward = ops.side([known.get(name) for name in ops.inputs], keys)
+        self.lead = leading_of(self.forward, [known[name] for name in self.forward.names])
         self.outputs = self.forward.spec.differentiated
         self.statistics = [r.name for r in self.forward.results[len(self.outputs) :]]
         alone = side(text_of(replace(self.forward.spec, save="none"))) if self.statistics else self.forward
@@ -243,21 +244,20 @@ class Prepared:
 
     def kernels_of(self, given: Sequence[Tensor], numbers: Tensor | None) -> Kernels:
         """The kernels of a backward."""
-        more = [*self.apart(numbers, given[0].shape[:-1]).values()]
+        more = [*self.apart(numbers).values()]
         return Kernels(self.backward, given, self.eps, more=more)
 
-    def apart(self, numbers: Tensor | None, lead: Sequence[int]) -> dict[str, Tensor]:
+    def apart(self, numbers: Tensor | None) -> dict[str, Tensor]:
         """The tensors in the one that they share."""
         if numbers is None:
             return {}
-        return dict(zip(self.statistics, numbers.view(len(self.statistics), *lead).unbind(), strict=True))
+        return dict(zip(self.statistics, numbers.view(len(self.statistics), *self.lead).unbind(), strict=True))
 
     def general(
         self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
     ) -> Sequence[Any]:
         """The gradients of ``given`` by the dispatcher's way."""
-        lead = next(ct for ct in cotangents if ct is not None).shape[:-1]
-        saved = {**dict(zip(self.saved, kept, strict=True)), **self.apart(numbers, lead)}
+        saved = {**dict(zip(self.saved, kept, strict=True)), **self.apart(numbers)}
         found = self.ops.gradients(self.forward, self.wrt, self.eps, cotangents, saved)
         by_name = dict(zip(self.ops.inputs, found, strict=True))
         return [by_name[name] for name in self.names]
@@ -297,8 +297,13 @@ class Node(Function):  # type: ignore[misc]
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         prepared: Prepared = ctx.prepared
         *kept, numbers = ctx.saved_tensors
+        if tracing():  # compiled autograd, whose Dynamo is to see nothing of the launch
+            return (None, *untraced(prepared, cotangents, kept, numbers))
         return (None, *prepared.gradients(cotangents, kept, numbers))
 
+
+tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+untraced: Callable[..., Sequence[Any]] = torch._disable_dynamo(Prepared.gradients)
 
 # Function.apply without what it does for torch.func, which the guard has ruled out.
 through: Callable[..., Any] = super(Function, Node).apply
@@ -329,7 +334,7 @@ class Direct:
         if last is not None and (given := last.like(tensors, fixed)):
             return last(given)
         x: Any = tensors[0]
-        if type(x) in PLAIN:
+        if type(x) in PLAIN and not x.is_nested:
             for prepared in known.every.get((x.shape, fixed), ()):
                 if given := prepared.like(tensors, fixed):
                     known.last = prepared

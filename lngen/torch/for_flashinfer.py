@@ -57,8 +57,9 @@ def _layernorm(hidden_states: Tensor, weight: Tensor, bias: Tensor, *, eps: floa
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _fused_add_rmsnorm(hidden_states: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """The norm and the sum, in the places of the inputs where the kernels can; else new, and FlashInfer copies them."""
-    if hidden_states.dim() == 2 and not torch.compiler.is_compiling():
-        given = {"x": hidden_states, "residual": residual, "gamma": weight}
+    given = {"x": hidden_states, "residual": residual, "gamma": weight}
+    as_they_lie = hidden_states.dim() == 2 and not any(t.is_neg() for t in given.values())
+    if as_they_lie and not torch.compiler.is_compiling():
         ops = OPS["add_rmsnorm"]
         one = ops.side([given.get(name) for name in ops.inputs], "round_sum=no,save=none")
         try:

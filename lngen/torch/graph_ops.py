@@ -18,9 +18,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from lngen.errors import VerifyError
+from lngen.errors import ArrayError, SpecError, VerifyError
 from lngen.graphs import GRAPHS, Definition, Options
 from lngen.ir import RUN, WIDE, ByValue, DType, M, Value
+from lngen.launch.array_rules import arranged
+from lngen.runtime.direction import about_input
 from lngen.spec import Spec, make_spec
 from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 from lngen.torch_graph import evaluate
@@ -32,29 +34,31 @@ Dtypes = tuple[torch.dtype | None, ...]
 
 
 class GraphOps:
-    """The operators of a graph.
+    """The operators of a graph; called as the graph, they serve all its options, else those that are given.
 
-    inputs    names of the tensors that forward may take, in order; ``optional``: those that may be None; ``lead``: the
-              one that gives D, the dtype and the device; ``with_rows``: those that have rows
+    axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
+              the one that gives D, the dtype and the device
     defaults  of the options
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
 
-    def __init__(self, definition: Definition, name: str) -> None:
+    def __init__(self, definition: Definition, name: str, options: Options) -> None:
         self.definition, self.name = definition, name
-        plain = definition.builder(_described())
-        switches = [name for name, option in plain.declared.items() if option.default is False]
-        added = [n for n in switches if n in {p.name for p in definition.builder(_described((n, True))).params}]
-        full = definition.builder(_described(*((name, True) for name in added)))
-        self.takes_eps = plain.takes_eps
+        plain = full = definition.builder(options)
         self.defaults = {name: option.default for name, option in plain.declared.items()}
-        self.inputs = [p.name for p in full.params if not isinstance(p, ByValue)]
-        self.lead = next(p.name for p in full.params if p.type.axes == WIDE)
-        self.with_rows = {p.name for p in full.params if M in p.type.axes}
-        self.optional = {name for name in self.inputs if name in plain.declared}
+        whole = name == definition.name
+        if whole:
+            switches = [(name, True) for name, default in self.defaults.items() if default is False]
+            params = {n: definition.builder(replace(options, chosen=((n, on),))).params for n, on in switches}
+            added = tuple((n, on) for n, on in switches if n in {p.name for p in params[n]})
+            full = definition.builder(replace(options, chosen=added))
+        self.takes_eps = plain.takes_eps
+        self.axes = {p.name: p.type.axes for p in full.params if not isinstance(p, ByValue)}
+        self.inputs = [*self.axes]
+        self.lead = next(name for name, axes in self.axes.items() if axes == WIDE)
+        self.optional = {name for name in self.inputs if whole and name in self.defaults}
         self.outputs = [v.name for v in plain.results]
-        kept = [n for n in self.outputs if n in plain.standing] + [v.name for v in plain.statistics]
-        self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *kept]
+        self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
         tensors = ", ".join(f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in self.inputs)
         self.fwd = _define(f'{self.name}_fwd({tensors}, *{eps}, str keys="") -> Tensor[]', self._forward)
@@ -68,6 +72,8 @@ class GraphOps:
     def side(self, tensors: Given, keys: str) -> Side:
         """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
         x: Any = tensors[self.inputs.index(self.lead)]
+        if not x.dim():
+            raise TorchError(f"'{self.lead}' is expected to have shape (..., D), got ().")
         dtypes = tuple([t if t is None else t.dtype for t in tensors])
         return side(self._text(int(x.shape[-1]), dtypes, keys, x.device.type == "cpu"))
 
@@ -81,23 +87,24 @@ class GraphOps:
                     f"\"{self.name}\" not implemented for '{shown(dtype)}': '{name}' is expected to be one of "
                     f"{', '.join(map(str, FROM_TORCH))}; cast it."
                 )
-        options: dict[str, Any] = {"d": d, "dtype": FROM_TORCH[given[self.lead]]}
+        dtype = FROM_TORCH[given[self.lead]]
+        options: dict[str, Any] = {"d": d, "dtype": dtype}
         options |= {n: given[n] is not None for n in self.inputs if n in self.optional}
-        options |= {
-            f"{n}_dtype": FROM_TORCH[t] for n, t in given.items() if t not in (None, given[self.lead]) and self._own(n)
-        }
+        present = {n: FROM_TORCH[t] for n, t in given.items() if t is not None}
+        own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
+        options |= {key: present[n] for n, key in own.items() if present[n] is not dtype}
         options |= {"eps": RUN} if self.takes_eps else {}
-        axes = {p.name: p.type.axes for p in self.definition.builder(_described()).params}
-        weights = [t for n, t in given.items() if t is not None and axes.get(n, (M,))[:1] != (M,)]
-        options |= {"weight": FROM_TORCH[weights[0]]} if weights else {}
+        weights = [t for n, t in present.items() if M not in self.axes[n]]
+        options |= {"weight": weights[0]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
         try:
             spec = make_spec(self.definition, "fwd", options)
             takes = spec.forward().tensors
         except VerifyError as error:  # functions are in float32 only
             raise TorchMissing(f"\"{self.name}\" not implemented for 'Double': {error} Cast the input.") from error
+        bound(self.name, spec, (), present)  # the keys may exclude a tensor, or ask for one
         for p in takes:
-            if FROM_TORCH[given[p.name]] != p.type.dtype:
+            if present[p.name] != p.type.dtype:
                 wanted, found = shown(TO_TORCH[p.type.dtype]), shown(given[p.name])
                 words = f"expected scalar type {wanted} but found {found}"
                 if on_cpu:
@@ -108,10 +115,6 @@ class GraphOps:
                 )
         return text_of(spec)
 
-    def _own(self, name: str) -> bool:
-        """True for an input whose dtype is an option of the graph."""
-        return f"{name}_dtype" in self.definition.builder(_described()).declared
-
     def _forward(self, one: Callable[..., Any], *tensors: Any, keys: str = "", eps: float = 0.0) -> list[torch.Tensor]:
         found = self.side(tensors, keys)
         return _called(one, found, dict(zip(self.inputs, tensors, strict=True)), eps)
@@ -119,7 +122,7 @@ class GraphOps:
     def _backward(self, one: Callable[..., Any], *tensors: Any, spec: str, eps: float = 0.0) -> list[torch.Tensor]:
         return _called(one, side(spec), dict(zip(self.taken, tensors, strict=True)), eps)
 
-    # ---- derivatives ----
+    # ---- derivatives: compiled autograd calls them where Dynamo traces, which is to see nothing of the compiler ----
 
     def _save(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
         """Keep what the backward takes for the gradients that are needed."""
@@ -136,6 +139,7 @@ class GraphOps:
         ctx.names = [name for name in whole.names if name in known]
         ctx.save_for_backward(*[known[name] for name in ctx.names])
 
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _first(self, ctx: Any, cotangents: Given) -> tuple[torch.Tensor | None, ...]:
         (forward, eps, wrt) = ctx.lngen
         return self.gradients(forward, wrt, eps, cotangents, dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
@@ -164,6 +168,7 @@ class GraphOps:
         ctx.present = [name for name, t in zip(self.taken, inputs, strict=True) if t is not None]
         ctx.save_for_backward(*[t for t in inputs if t is not None])
 
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _second(self, ctx: Any, gradients: Given) -> tuple[torch.Tensor | None, ...]:
         """The derivative of a backward, by PyTorch's autograd of the same graph in PyTorch's operators."""
         spec, eps = ctx.lngen
@@ -182,6 +187,15 @@ class GraphOps:
                 allow_unused=True,
             )
         return tuple(dict(zip(needed, found, strict=True)).get(name) for name in self.taken)
+
+
+def bound(name: str, spec: Spec, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Positional and named inputs of a forward in order; TorchError if one is missing or too many."""
+    names = [p.name for p in spec.forward().tensors]
+    try:
+        return arranged(name, names, inputs, named, partial(about_input, spec))
+    except ArrayError as error:
+        raise TorchError(str(error)) from error
 
 
 def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
@@ -203,35 +217,27 @@ def composed(
 ) -> tuple[torch.Tensor, ...]:
     """Results of a spec, by name, in PyTorch's operators: within roundings the same numbers, for autograd and vmap.
 
-    The statistics among a backward's tensors are computed again from the others, so that a derivative sees that they
-    depend on the row.
+    A backward computes statistics from the other tensors, so that a derivative sees that they depend on the row.
+    TorchMissing if that takes a tensor that backward does not.
     """
-    forward = spec.forward()
-    graph = forward if spec.direction == "fwd" else spec.trace()["cse"]
-    wide = next(tensors[p.name] for p in graph.tensors if p.type.axes == WIDE)
-    lead, d = wide.shape[:-1], spec.d
+    try:
+        graph = spec.forward() if spec.direction == "fwd" else spec.without_statistics
+    except SpecError as error:
+        raise TorchMissing(f"'{spec}' has no derivative: {error}") from error
+    if lacking := [p.name for p in graph.tensors if p.name not in tensors]:
+        raise TorchMissing(
+            f"'{spec}' has no derivative: its statistics are computed from {', '.join(lacking)}, which it does not "
+            "take; save no statistics, by save=none."
+        )
+    rows = [(p.type.axes, tensors[p.name].shape) for p in graph.tensors if M in p.type.axes]
+    lead, d = next(tuple(shape[: len(shape) - len(axes) + 1]) for axes, shape in rows), spec.d
     given: dict[Value, torch.Tensor] = {}
     for p in graph.tensors:
         shape = (-1, d) if p.type.axes == WIDE else (-1,) * len(p.type.axes)
         given[p] = tensors[p.name].reshape(shape)
-    if graph is not forward:
-        flat = {p.name: t for p, t in given.items()}
-        statistics = [
-            v for v in forward.results if v.name in spec.definition.statistics(spec.options) and v.name in flat
-        ]
-        known = {
-            v: flat[v.name] for v in (*forward.tensors, *forward.results) if v.name in flat and v not in statistics
-        }
-        found = evaluate(forward, known, statistics, eps) if statistics else ()
-        again = {v.name: t for v, t in zip(statistics, found, strict=True)}
-        given = {p: again.get(p.name, t) for p, t in given.items()}
     results = [r for name in wanted for r in graph.results if r.name == name]
     found = evaluate(graph, given, results, eps)
-    return tuple(t.reshape(r.type.shape(tuple(lead), d)) for t, r in zip(found, results, strict=True))
-
-
-def _described(*chosen: tuple[str, bool]) -> Options:
-    return Options(DType.F32, DType.F32, DType.F32, chosen=chosen)
+    return tuple(t.reshape(r.type.shape(lead, d)) for t, r in zip(found, results, strict=True))
 
 
 def _define(schema: str, kernel: Callable[..., list[torch.Tensor]]) -> Any:
@@ -272,7 +278,8 @@ def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], ep
     return result
 
 
-OPS = {name: GraphOps(definition, name) for name, definition in GRAPHS.items()}
+PLAIN = Options(DType.F32, DType.F32, DType.F32)
+OPS = {name: GraphOps(definition, name, PLAIN) for name, definition in GRAPHS.items()}
 
 
 def decompositions() -> dict[Any, Callable[..., list[torch.Tensor]]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lngen.ir import M
 from lngen.torch.bridge import PLAIN, TorchError
 from lngen.torch.graph_ops import GraphOps
 
@@ -37,7 +38,7 @@ def _sharded(
     for name, tensor in zip(ops.inputs, tensors, strict=True):
         if tensor is None:
             local.append(None)
-        elif name in ops.with_rows:
+        elif M in ops.axes[name]:
             local.append(_placed(module, tensor, x, rows).to_local(grad_placements=rows))
         else:
             whole = [module.Replicate()] * len(rows)

@@ -9,23 +9,21 @@ transform inside torch.compile raises.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lngen.graphs import GRAPHS, Definition, GraphBuilder
-from lngen.ir import Graph
-from lngen.runtime.norm import definition_of
-from lngen.spec import make_spec
-from lngen.torch.bridge import TorchError, TorchValueError
+from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError
 from lngen.torch.direct import Direct
+from lngen.torch.given import CALLED, check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, composed
 from lngen.torch.sharded import locally
 
 Shape = int | Sequence[int]
+OPTIONAL = ("gamma", "beta", "out")  # tensors that may be None
 
 LAYER = ("x", "gamma", "beta")
 LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))
@@ -76,7 +74,7 @@ def rms_norm(
     the rest as of ``layer_norm``.
     """
     options = zero_centred, casts
-    return _norm(RMS_NORM, normalized_shape, (input, weight, out), _rms_eps(input, eps), options)[0]
+    return _norm(RMS_NORM, normalized_shape, (input, weight, out), eps, options)[0]
 
 
 def add_layer_norm(
@@ -112,7 +110,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``h = input + residual`` and its RMSNorm, in one kernel: ``y, h``; the rest as of ``add_layer_norm``."""
     tensors, options = (input, residual, weight, None), (zero_centred, casts, round_sum)
-    y, h = _norm(ADD_RMS_NORM, normalized_shape, tensors, _rms_eps(input, eps), options)
+    y, h = _norm(ADD_RMS_NORM, normalized_shape, tensors, eps, options)
     return y, h
 
 
@@ -147,7 +145,7 @@ def gated_rms_norm(
 ) -> Tensor:
     """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
     tensors, options = (input, gate, weight, None), (act, gate_first)
-    return _norm(GATED_RMS_NORM, normalized_shape, tensors, _rms_eps(input, eps), options)[0]
+    return _norm(GATED_RMS_NORM, normalized_shape, tensors, eps, options)[0]
 
 
 def layer_norm_act(
@@ -172,35 +170,36 @@ def rms_norm_act(
     act: str = "silu",
 ) -> Tensor:
     """``act(rms_norm(input))``; ``act`` as of ``layer_norm_act``."""
-    return _norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), _rms_eps(input, eps), (act,))[0]
+    return _norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), eps, (act,))[0]
 
 
 def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """``tanh(alpha * input) * weight + bias`` over the last dimension (dynamic tanh); ``alpha`` has one element."""
-    return _norm(DYT, input.shape[-1:], (input, alpha.reshape(()), weight, bias, None), None, ())[0]
+    number = alpha.reshape(()) if isinstance(alpha, Tensor) else alpha
+    return _norm(DYT, None, (input, number, weight, bias, None), None, ())[0]
 
 
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(norm, eps)``, as torch.nn.functional.normalize, which takes over for any dimension but the last."""
     if not _last(input, dim):
         return F.normalize(input, 2.0, dim, eps)
-    return _norm(L2_NORM, input.shape[-1:], (input, None), eps, ("max",))[0]
+    return _norm(L2_NORM, None, (input, None), eps, ("max",))[0]
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
     """As torch.nn.functional.softmax, which takes over for another dimension than the last, a ``dtype`` and float64."""
-    if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
+    if not _softmaxes(input, dim, dtype):
         return F.softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm(SOFTMAX, input.shape[-1:], (input, None), None, ())[0]
+    return _norm(SOFTMAX, None, (input, None), None, ())[0]
 
 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
     """As torch.nn.functional.log_softmax, which takes over as in ``softmax``."""
-    if not _last(input, dim) or dtype is not None or input.dtype == torch.float64:
+    if not _softmaxes(input, dim, dtype):
         return F.log_softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm(LOG_SOFTMAX, input.shape[-1:], (input, None), None, ())[0]
+    return _norm(LOG_SOFTMAX, None, (input, None), None, ())[0]
 
 
 # ---- the way of all of them ----
@@ -208,12 +207,12 @@ def log_softmax(
 
 def _norm(
     direct: Direct,
-    shape: Shape,
+    shape: Shape | None,
     tensors: Sequence[Tensor | None],
     eps: float | None,
     options: tuple[bool | str, ...],
 ) -> Sequence[Tensor]:
-    """The outputs for tensors, the last of which is ``out``, whose last dimensions are ``shape``."""
+    """The outputs for tensors, the last of which is ``out``, whose last dimensions are ``shape``, by default one."""
     if type(shape) is list:
         shape = tuple(shape)
     fixed = shape, eps, options
@@ -222,16 +221,24 @@ def _norm(
         results = direct(tensors, fixed)
         if results is not None:
             return results
-    given = {name: t for name, t in zip(direct.names, tensors, strict=True) if t is not None}
-    x, out, graph = given["x"], given.pop("out", None), direct.graph
-    dims = (shape,) if isinstance(shape, int) else tuple(shape)
+    graph = direct.graph
+    named = list(zip(direct.names, tensors, strict=True))
+    check_tensors(graph, [(CALLED.get(name, name), t) for name, t in named if t is not None or name not in OPTIONAL])
+    given = {name: t for name, t in named if t is not None}
+    x, out, ops = given["x"], given.pop("out", None), OPS[graph]
+    dims = (shape,) if isinstance(shape, int) else tuple(x.shape[-1:] if shape is None else shape)
     _check(graph, x, dims, given)
     _check_out(out, given)
+    if ops.takes_eps and eps is None:
+        eps = _default_eps(graph, x)
+    if other := fitted(ops, given, len(dims)):
+        found, restored = other
+        results = _norm(direct, dims, [*(found.get(name) for name in direct.names[:-1]), None], eps, options)
+        return [y if out is None else _copied(y, out) for y in map(restored, results)]
     if len(dims) > 1:
         flat = [t.flatten(-len(dims)) if t is not None and t.dim() >= len(dims) else t for t in tensors[:-1]]
         results = [y.reshape(x.shape) for y in _norm(direct, math.prod(dims), [*flat, None], eps, options)]
         return results if out is None else [_copied(results[0], out)]
-    ops = OPS[graph]
     chosen = zip(direct.options, options, strict=True)
     keys = ",".join([f"{name}={word(v)}" for name, v in chosen if v != ops.defaults[name]])
     if eager:
@@ -242,6 +249,14 @@ def _norm(
         keys = f"{keys},out=f32" if keys else "out=f32"
     results = dispatched(ops, given, keys, eps)[: len(ops.outputs)]
     return results if out is None else [_copied(results[0], out)]
+
+
+def _default_eps(graph: str, x: Tensor) -> float:
+    """PyTorch's for RMSNorm: the epsilon of the dtype that it computes in. TypeError for another norm."""
+    if "rmsnorm" not in graph:
+        raise TorchTypeError(f"'{graph}': 'eps' must be float, not NoneType; pass for example eps=1e-5.")
+    eps: float = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
+    return eps
 
 
 def _copied(result: Tensor, out: Tensor) -> Tensor:
@@ -281,13 +296,15 @@ def word(value: bool | str | float) -> str:
     return repr(value) if isinstance(value, float) else value if isinstance(value, str) else "yes" if value else "no"
 
 
-def _rms_eps(x: Tensor, eps: float | None) -> float:
-    """PyTorch's: without one, the epsilon of the dtype it computes in."""
-    return torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps if eps is None else eps
+def _softmaxes(x: Tensor, dim: int | None, dtype: torch.dtype | None) -> bool:
+    """True for the softmaxes that lngen has, and for what is refused."""
+    return not isinstance(x, Tensor) or (_last(x, dim) and dtype is None and x.dtype != torch.float64)
 
 
 def _last(x: Tensor, dim: int | None) -> bool:
-    """True for the last dimension of a tensor with rows."""
+    """True for the last dimension of a tensor with rows, and for what is refused."""
+    if not isinstance(x, Tensor) or (x.is_nested and x.layout is torch.strided):
+        return True
     return dim is not None and x.dim() > 0 and dim in (-1, x.dim() - 1) and x.shape[-1] > 0
 
 
@@ -318,61 +335,3 @@ def _check(graph: str, x: Tensor, dims: tuple[int, ...], tensors: Mapping[str, T
                 f"Expected {called} to be of same shape as normalized_shape, but got {called} of shape "
                 f"{list(tensor.shape)} and normalized_shape = {list(dims)}. Reshape {called}, or leave it out."
             )
-    for name in ("residual", "z"):
-        tensor = tensors.get(name)
-        if tensor is not None and tensor.shape != x.shape:
-            raise TorchError(
-                f"'{name}' is expected to have the shape of input, {list(x.shape)}, got {list(tensor.shape)}; "
-                "expand it."
-            )
-
-
-# ---- any graph ----
-
-
-def function(
-    graph: str | Definition | Graph | Callable[[GraphBuilder], None], **options: bool | str | float
-) -> Callable[..., Any]:
-    """A differentiable function of tensors: ``y = function(graph)(x, gamma, eps=1e-6)``.
-
-    graph    as of ``lngen.compile``: a name, a function that describes a forward graph, a Definition, a Graph
-    options  keys of a spec that are no dtypes: those of the graph, and ``save``
-
-    It takes the inputs in the graph's order, by position or name; an input that the graph may lack may be left out. D,
-    dtypes and eps are those of the call. The result is one tensor, or a tuple for a graph of several outputs. The graph
-    gets registered operators, ``torch.ops.lngen.NAME_fwd`` and ``NAME_bwd``, in which the name of a program's own graph
-    has its digest. SpecError for what is no graph or no option.
-    """
-    definition = definition_of(graph)
-    spec = make_spec(definition, "fwd", {"d": 1, **options})
-    ops, count = registered(definition), len(spec.differentiated)
-    direct = Direct(ops.name, ops.inputs, tuple(options))
-    keys = ",".join(f"{name}={word(value)}" for name, value in options.items())
-
-    def call(*inputs: Tensor | None, eps: float | None = None, **named: Tensor | None) -> Any:
-        given = {**dict.fromkeys(ops.inputs), **dict(zip(ops.inputs, inputs, strict=False)), **named}
-        if len(inputs) > len(ops.inputs) or len(given) > len(ops.inputs):
-            got = ", ".join([f"{len(inputs)} by position", *named])
-            raise TorchError(f"'{ops.name}' takes {', '.join(ops.inputs)}; got {got}.")
-        if lacking := [name for name, t in given.items() if t is None and name not in ops.optional]:
-            raise TorchError(f"'{ops.name}' expects {', '.join(lacking)}, got None.")
-        if (eps is None) == ops.takes_eps:
-            raise TorchError(f"'{ops.name}' {'expects eps=, for example 1e-5' if ops.takes_eps else 'takes no eps'}.")
-        tensors, fixed = (*given.values(), None), (eps, keys)
-        results = None
-        if not torch.compiler.is_compiling():
-            results = direct(tensors, fixed) or direct.prepare(ops, tensors, fixed, keys, eps or 0.0)
-        if results is None:
-            results = dispatched(ops, {n: t for n, t in given.items() if t is not None}, keys, eps)[:count]
-        return results[0] if count == 1 else tuple(results)
-
-    call.__name__ = call.__qualname__ = ops.name
-    return call
-
-
-def registered(definition: Definition) -> GraphOps:
-    """The operators of a graph, which it gets once."""
-    name = definition.name
-    if GRAPHS.get(name) != definition:
-        name = f"{name}_{make_spec(definition, 'fwd', {'d': 1}).digest}"
-    return OPS.get(name) or OPS.setdefault(name, GraphOps(definition, name))

@@ -12,12 +12,13 @@ from lngen.compile import Compilation
 from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F64, D, M, S
+from lngen.ir import F64, Axis, D, M, S
 from lngen.lower import lower
 from lngen.problem import Schedule, problem
+from lngen.runtime import compile
 from lngen.schedule import ranked
 from lngen.spec import make_spec
-from plans import gated, own_spec, run_checked
+from plans import best, gated, own_spec, run_checked
 from schedules import multipass, registers, tma
 
 # ---- what cannot be lowered ----
@@ -231,3 +232,27 @@ def test_row_and_scalar_inputs_are_lowered() -> None:
     assert [t.name for t in kernel.row_inputs] == ["shift"]
     assert [t.name for t in kernel.scalars] == ["scale"]
     assert {s.text.split(" = ")[0] for s in kernel.per_row} == {"const float shift32", "const float factor"}
+
+
+# ---- what has no effect ----
+
+
+def without_effect(*axes: Axis) -> Callable[[GraphBuilder], None]:
+    def describe(b: GraphBuilder) -> None:
+        x, s = b.input("x", M, D), b.input("s", *axes)
+        b.output("y", x + (s - s))
+
+    return describe
+
+
+@pytest.mark.parametrize("wrt", ["s", None])
+@pytest.mark.parametrize("axes", [(), (D,), (M,), (M, D)], ids=str)
+def test_the_gradient_of_an_input_without_effect_is_zeros(axes: tuple[Axis, ...], wrt: str | None) -> None:
+    definition = Definition("without_effect", without_effect(*axes))
+    spec = make_spec(definition, "bwd", {"d": 96, **({"wrt": wrt} if wrt else {})})
+    outcome = run_checked(best(spec), 3)
+    assert outcome.results["ds"].shape == tuple({M: 3, D: 96}[axis] for axis in axes)
+    assert not outcome.results["ds"].any()
+    norm, inputs = compile(definition, d=96, wrt="s"), random_inputs(spec.with_direction("fwd"), 3, 0)
+    y, saved = norm.forward(*inputs.values())
+    assert not norm.backward(y, saved)[0].any()

@@ -1,6 +1,9 @@
 """If these fail, a graph of a program's own, or one with all its options, is not a function of tensors."""
 
+import copy
+import io
 import math
+import pickle
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -131,11 +134,11 @@ def test_a_masked_class_adds_nothing_to_a_cross_entropy() -> None:
 
 @pytest.mark.parametrize(("call", "kind", "message"), [
     (lambda f, t: f(t, torch.ones(2, 3, WIDTH, requires_grad=True)), RuntimeError, "'target' requires grad, but the"),
-    (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target; got 3 by position."),
-    (lambda f, t: f(t, z=t), RuntimeError, "'cross_entropy' takes x, target; got 1 by position, z."),
-    (lambda f, t: f(t), RuntimeError, "expects target, got None"),
+    (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target, each once; got 3 by position."),
+    (lambda f, t: f(t, z=t), RuntimeError, "takes x, target, each once; got 1 by position, z."),
+    (lambda f, t: f(t), RuntimeError, "expects the input 'target', which is missing"),
     (lambda f, t: f(t, t, eps=1e-5), RuntimeError, "'cross_entropy' takes no eps"),
-    (lambda f, t: lngen.torch.function("rmsnorm")(t), RuntimeError, "'rmsnorm' expects eps=, for example 1e-5"),
+    (lambda f, t: lngen.torch.function("l2norm")(t), RuntimeError, "'l2norm' expects eps=, for example 1e-5"),
     (lambda f, t: lngen.torch.function("rmsnorms"), SpecError, "There is no graph 'rmsnorms'"),
     (lambda f, t: lngen.torch.function("rmsnorm", cast="t5"), SpecError, "'cast'"),
 ])  # fmt: skip
@@ -143,3 +146,95 @@ def test_a_wrong_call_is_a_sentence(call: Any, kind: type[Exception], message: s
     with pytest.raises(kind, match=re.escape(message)) as raised:
         call(lngen.torch.function("cross_entropy"), torch.randn(2, 3, WIDTH, requires_grad=True))
     assert isinstance(raised.value, LngenError)
+
+
+def switched(b: GraphBuilder) -> None:
+    """An input of another name than its option's, and one that has its name."""
+    y = b.input("x", M, D)
+    if b.flag("scaled", False):
+        y = y * b.input("w", D)
+    b.output("y", y if (c := b.optional_input("c", D)) is None else y + c)
+
+
+ROW, ROWS, WEIGHT = torch.randn(1, 4), torch.randn(2, 4), torch.full((4,), 10.0)
+RIGHT: list[tuple[Any, dict[str, Any], tuple[torch.Tensor, ...], dict[str, float]]] = [
+    ("add_rmsnorm", {"h": False}, (ROW, ROW, WEIGHT), {"eps": 1e-5}),
+    ("add_rmsnorm", {"h": False, "x1": True}, (ROWS, ROWS, ROWS, WEIGHT), {"eps": 1e-5}),
+    ("add_rmsnorm", {"h": False, "residual": False, "x1": True}, (ROWS, ROWS, WEIGHT), {"eps": 1e-5}),
+    ("layernorm", {"gamma": False, "beta": True}, (ROWS, WEIGHT), {"eps": 1e-5}),
+    (switched, {}, (ROWS, WEIGHT), {}),
+    (switched, {"scaled": True}, (ROWS, WEIGHT, WEIGHT / 2), {}),
+    (switched, {"scaled": True, "c": False}, (ROWS, WEIGHT), {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("graph", "options", "inputs", "number"), RIGHT)
+def test_positions_are_those_of_compile(graph: Any, options: Any, inputs: Any, number: Any) -> None:
+    norm = lngen.compile(graph, d=4, **options, **number)
+    found = lngen.torch.function(graph, **options)(*inputs, **number)
+    assert np.array_equal(found.numpy(), norm.forward(*(t.numpy() for t in inputs))[0])
+
+
+WRONG: list[tuple[str, dict[str, Any], tuple[torch.Tensor, ...], dict[str, torch.Tensor], str]] = [
+    ("rmsnorm", {"gamma": False}, (ROWS, WEIGHT), {}, "'rmsnorm' takes x, each once; got 2 by position."),
+    ("rmsnorm", {"gamma": False}, (ROWS,), {"gamma": WEIGHT}, "gamma; for a norm with it, compile with gamma=True"),
+    ("layernorm", {"beta": False}, (ROWS, WEIGHT, WEIGHT), {}, "takes x, gamma, each once; got 3 by position."),
+    ("add_rmsnorm", {}, (ROWS, ROWS, WEIGHT), {"x1": ROWS}, "x1; for a norm with it, compile with x1=True"),
+    ("add_rmsnorm", {"gamma": True}, (ROWS, ROWS), {}, "the input 'gamma', which is missing; for a norm without it"),
+    ("add_rmsnorm", {"residual": False, "x1": True}, (ROWS, ROWS, ROWS), {}, "'gamma' is expected to have shape [4]"),
+    ("add_rmsnorm", {"x1": True, "gamma": False}, (ROW, ROW, WEIGHT), {}, "'x1' is expected to have leading dim"),
+    ("rmsnorm", {}, (ROW, ROW), {}, "'gamma' is expected to have shape [4], got [1, 4]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("graph", "options", "inputs", "named", "message"), WRONG)
+def test_what_the_options_exclude_or_ask_for_is_named(
+    graph: str, options: Any, inputs: Any, named: Any, message: str
+) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        lngen.torch.function(graph, **options)(*inputs, eps=1e-5, **named)
+
+
+@pytest.mark.parametrize(("beta", "keys", "message"), [
+    (None, "gamma=no", "'rmsnorm' takes x, each once; got gamma; for a norm with it, compile with gamma=True"),
+    (None, "beta=yes", "'rmsnorm' expects the input 'beta', which is missing"),
+    (ROWS, "", "'beta' is expected to have shape [4], got [2, 4]"),
+])  # fmt: skip
+def test_an_operator_refuses_what_its_keys_exclude(beta: Any, keys: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        torch.ops.lngen.rmsnorm_fwd(ROWS, WEIGHT, beta, eps=1e-5, keys=keys)
+
+
+def test_a_result_that_is_saved_by_choice() -> None:
+    x = torch.randn(2, 3, WIDTH, requires_grad=True)
+    expected, found = (lngen.torch.function("l2norm", save=save)(x, eps=1e-5).pow(2).sum() for save in ("stats", "y"))
+    torch.testing.assert_close(torch.autograd.grad(found, x), torch.autograd.grad(expected, x), rtol=1e-5, atol=1e-5)
+
+
+class Block(torch.nn.Module):
+    """A module that holds a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+
+@pytest.mark.parametrize(("graph", "options", "inputs", "number"), RIGHT)
+@pytest.mark.parametrize("again", [
+    copy.copy, copy.deepcopy, lambda f: pickle.loads(pickle.dumps(f)),
+    lambda f: torch.load(io.BytesIO(saved(Block(f))), weights_only=False).function,
+], ids=["copy", "deepcopy", "pickle", "save"])  # fmt: skip
+def test_a_copy_is_the_same_function(again: Any, graph: Any, options: Any, inputs: Any, number: Any) -> None:
+    function = lngen.torch.function(graph, **options)
+    assert torch.equal(again(function)(*inputs, **number), function(*inputs, **number))
+
+
+def saved(module: torch.nn.Module) -> bytes:
+    file = io.BytesIO()
+    torch.save(module, file)
+    return file.getvalue()
+
+
+def test_a_graph_as_it_stands_is_pickled() -> None:
+    function = lngen.torch.function(lngen.parse_spec("l2norm.fwd:d=4").forward())
+    assert torch.equal(pickle.loads(pickle.dumps(function))(ROWS), function(ROWS))

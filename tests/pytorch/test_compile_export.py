@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -284,3 +285,13 @@ def test_checkpointing_in_a_compiled_function() -> None:
         return checkpoint(CALLS["add_layer_norm"], x, w, b, use_reentrant=False, context_fn=SELECTIVE)
 
     check(CALLS["add_layer_norm"], torch.compile(function, backend="aot_eager", fullgraph=True), leaves())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which PyTorch reads itself
+@pytest.mark.parametrize("name", ["layer_norm", "add_rms_norm"])
+def test_compiled_autograd_takes_an_eager_forward(name: str) -> None:
+    inputs, again = leaves(), leaves()
+    (CALLS[name](*again) ** 2).sum().backward()
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        (CALLS[name](*inputs) ** 2).sum().backward()
+    assert same_bits([t.grad for t in inputs], [t.grad for t in again])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo import compiled_autograd
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -275,3 +276,43 @@ def test_an_expanded_gradient_that_comes_first_is_taken(gpu: FakeDriver) -> None
             expected = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
         found = torch.autograd.grad(L.layer_norm(x, (D,), w, b).sum(), (x, w, b))
         assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_negated_view_is_negated(gpu: FakeDriver, which: int) -> None:
+    """The first call of its kind, and one like an earlier one; a cotangent, too."""
+    given = list(inputs()[:3])
+    expected = L.layer_norm(given[0], (D,), *given[1:])
+    dy = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, given, dy)
+    given[which] = torch._neg_view(-given[which].detach()).requires_grad_()
+    for _ in range(2):
+        y = L.layer_norm(given[0], (D,), *given[1:])
+        assert torch.equal(y, expected)
+        for found, gradient in zip(torch.autograd.grad(y, given, torch._neg_view(-dy)), wanted, strict=True):
+            assert torch.equal(found, gradient)
+        forget()
+
+
+def test_a_result_without_features_goes_back_the_direct_way(gpu: FakeDriver) -> None:
+    """The statistics of cross-entropy have the rows of its loss."""
+    loss, x = L.function("cross_entropy"), inputs()[0]
+    target = torch.softmax(torch.randn(2, 3, D), -1)
+    with Passing():
+        (expected,) = torch.autograd.grad(loss(x, target).sum(), x)
+    y = loss(x, target)
+    launched = len(gpu.launched)
+    assert torch.equal(torch.autograd.grad(y, x, torch.ones(2, 3))[0], expected)
+    assert len(gpu.launched) > launched
+
+
+@pytest.mark.parametrize("gpu", ["python"], indirect=True)  # it does not work with the extension
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which PyTorch reads itself
+def test_compiled_autograd_takes_a_direct_forward(gpu: FakeDriver) -> None:
+    x, w, b, _ = inputs()
+    y = L.layer_norm(x, (D,), w, b)
+    wanted = torch.autograd.grad(y, (x, w, b), torch.ones_like(y), retain_graph=True)
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        y.backward(torch.ones_like(y))
+    assert all(map(torch.equal, (x.grad, w.grad, b.grad), wanted))
+    torch._dynamo.reset()

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -119,15 +120,68 @@ def test_a_function_without_float64() -> None:
 
 
 def test_a_gate_and_a_residual_of_another_shape() -> None:
-    with pytest.raises(
-        RuntimeError, match=r"'z' is expected to have the shape of input, \[4, 8\], got \[1, 8\]; expand"
-    ):
-        L.gated_layer_norm(ones(4, D), ones(1, D), (D,))
-    with pytest.raises(RuntimeError, match=r"'residual' is expected to have the shape of input"):
-        L.add_layer_norm(ones(4, D), ones(1, D), (D,))
+    with pytest.raises(RuntimeError, match=r"'z' is expected to have leading dimensions that broadcast with \[4\], "):
+        L.gated_layer_norm(ones(4, D), ones(3, D), (D,))
+    with pytest.raises(RuntimeError, match=r"'residual' is expected to have shape \[4, 8\], got \[4, 7\]"):
+        L.add_layer_norm(ones(4, D), ones(4, D - 1), (D,))
+    with pytest.raises(RuntimeError, match=r"'residual' is expected to have leading dimensions that .* shape \[8\]"):
+        L.add_layer_norm(ones(1, D), ones(D), (D,))
+
+
+NO_TENSORS: dict[str, Callable[[], Any]] = {
+    "None": lambda: None,
+    "list": lambda: [1.0] * D,
+    "NumPy": lambda: np.ones((4, D), np.float32),
+    "COO": lambda: ones(4, D).to_sparse(),
+    "CSR": lambda: ones(4, D).to_sparse_csr(),
+    "MKL-DNN": lambda: ones(4, D).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([ones(2, D), ones(3, D)]),
+    "quantized": lambda: torch.quantize_per_tensor(ones(4, D), 0.1, 0, torch.qint8),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's, that such tensors are in beta
+@pytest.mark.parametrize("what", NO_TENSORS)
+def test_what_is_no_dense_tensor(what: str) -> None:
+    """The class of PyTorch's error, where it has one function; but an AttributeError of F.softmax is a TypeError."""
+    given, kind = NO_TENSORS[what](), TypeError if what in ("None", "list", "NumPy") else NotImplementedError
+    calls: dict[str, Callable[[], Any]] = {
+        "input": lambda: L.layer_norm(given, (D,)),
+        "weight": lambda: L.rms_norm(ones(4, D), (D,), given),
+        "residual": lambda: L.add_layer_norm(ones(4, D), given, (D,)),
+        "x": lambda: L.function("rmsnorm", gamma=False)(given, eps=1e-5),
+    }
+    calls |= {f"input {name}": lambda f=f: f(given, -1) for name, (f, _) in SOFTMAXES.items()}
+    calls |= {"input of a norm": lambda: L.l2_norm(given), "input of DyT": lambda: L.dyt(given, ones(1))}
+    for name, call in calls.items():
+        if given is None and name in ("weight", "x"):  # no weight, and an input that is missing
+            continue
+        with pytest.raises(kind, match=f"'{name.split()[0]}'") as raised:
+            call()
+        assert isinstance(raised.value, L.bridge.TorchError)
+
+
+def test_jagged_tensors_that_do_not_fit() -> None:
+    x = torch.nested.nested_tensor([ones(2, D), ones(3, D)], layout=torch.jagged)
+    with pytest.raises(RuntimeError, match="'residual' is expected to be jagged"):
+        L.add_layer_norm(x, x.values(), (D,))
+    with pytest.raises(RuntimeError, match="'x' is expected to be jagged"):
+        L.add_layer_norm(x.values(), x, (D,))
+    with pytest.raises(NotImplementedError, match="jagged dimension of features"):
+        L.layer_norm(x.transpose(1, 2), x.transpose(1, 2).shape[-1:])
+
+
+def test_an_eps_that_is_none() -> None:
+    with pytest.raises(TypeError, match="'eps' must be float, not NoneType; pass for example eps=1e-5"):
+        L.layer_norm(ones(4, D), (D,), eps=None)  # type: ignore[arg-type]
 
 
 def test_a_backward_without_a_tensor_that_it_needs() -> None:
     spec = "layernorm.bwd:d=8,dtype=f32,eps=run"
     with pytest.raises(RuntimeError, match="expects x, gamma, mean, rstd, got None"):
         torch.ops.lngen.layernorm_bwd(ones(4, D), *[None] * 5, eps=1e-5, spec=spec)
+
+
+def test_a_number_in_place_of_rows() -> None:
+    with pytest.raises(RuntimeError, match=r"'x' is expected to have shape \(..., D\), got \(\)"):
+        L.function("softmax")(torch.ones(()))

@@ -106,6 +106,7 @@ def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> 
     ours, theirs = CALLS[name]
     y, expected = ours(*inputs), theirs(*inputs)
     assert y.shape == expected.shape
+    assert layout != "no rows" or y.stride() == expected.stride()
     torch.testing.assert_close(y, expected, rtol=5e-6, atol=5e-6)
     dy = torch.randn_like(expected)
     gradients = torch.autograd.grad(y, inputs, dy, allow_unused=True)
@@ -113,3 +114,78 @@ def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> 
         assert (found is None) == (wanted is None)
         if found is not None and wanted is not None:
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+BROADCAST: dict[str, tuple[Callable[..., Any], Callable[..., Any], tuple[tuple[int, ...], tuple[int, ...]]]] = {
+    "add_rms_norm": (
+        lambda x, r, w: L.add_rms_norm(x, r, (D,), w, 1e-6),
+        lambda x, r, w: (F.rms_norm(x + r, (D,), w, 1e-6), x + r),
+        ((2, 1, D), (2, 5, D)),
+    ),
+    "of two dimensions": (
+        lambda x, r, w: L.add_layer_norm(x, r, (3, D), w.expand(3, D)),
+        lambda x, r, w: (F.layer_norm(x + r, (3, D), w.expand(3, D)), x + r),
+        ((4, 3, D), (1, 3, D)),
+    ),
+    "gated_rms_norm": (
+        lambda x, z, w: (L.gated_rms_norm(x, z, (D,), w, 1e-6),),
+        lambda x, z, w: (F.rms_norm(x, (D,), w, 1e-6) * F.silu(z),),
+        ((1, 5, D), (2, 1, D)),
+    ),
+    "numbers of rows": (
+        lambda x, s, w: (L.function("add_rmsnorm", rowscale=True, residual=False, h=False)(x, s[..., 0], w, eps=1e-6),),
+        lambda x, s, w: (F.rms_norm(x * s[..., :1], (D,), w, 1e-6),),
+        ((2, 5, D), (2, 1, D)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROADCAST)
+def test_leading_dimensions_broadcast_and_gradients_are_summed(name: str) -> None:
+    ours, theirs, shapes = BROADCAST[name]
+    torch.manual_seed(1)
+    inputs = [torch.randn(*shape).requires_grad_() for shape in (*shapes, (D,))]
+    found, expected = ours(*inputs), theirs(*inputs)
+    dys = [torch.randn_like(y) for y in expected]
+    for y, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(y, wanted, rtol=5e-6, atol=5e-6)
+    gradients = torch.autograd.grad(found, inputs, dys)
+    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, inputs, dys), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-5)
+
+
+JAGGED: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "layer_norm": (lambda x, w: L.layer_norm(x, (D,), w, w), (D,)),
+    "layer_norm of two dimensions": (lambda x, w: L.layer_norm(x, (2, D)), (2, D)),
+    "module": (lambda x, w: L.RMSNorm(D)(x), (D,)),
+    "softmax": (lambda x, w: L.softmax(x, -1), (D,)),
+    "add_rms_norm": (lambda x, w: L.add_rms_norm(x, x * 2, (D,), w)[1], (3, D)),
+    "function": (lambda x, w: L.function("rmsnorm")(x, w, eps=1e-5), (D,)),
+}
+
+
+@pytest.mark.parametrize("name", JAGGED)
+def test_a_jagged_tensor_is_that_of_its_values(name: str) -> None:
+    call, shape = JAGGED[name]
+    parts, w = [torch.randn(rows, *shape) for rows in (2, 0, 5)], torch.randn(D, requires_grad=True)
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
+    y = call(x, w)
+    assert y.shape == x.shape
+    values = torch.cat(parts).requires_grad_()
+    expected = call(values, w)
+    assert torch.equal(y.values(), expected)
+    (dx,) = torch.autograd.grad(y.values().pow(2).sum(), x)
+    assert torch.equal(dx.values(), torch.autograd.grad(expected.pow(2).sum(), values)[0])
+
+
+@pytest.mark.parametrize("weight", ["colscale", "beta"])
+@pytest.mark.parametrize("name", [n for n in OPS if "parallel" not in n])
+def test_each_weight_alone_may_be_wider_than_the_rows(name: str, weight: str) -> None:
+    """Also one that is absent by default."""
+    ops = OPS[name]
+    if weight in ops.optional:
+        given = {n: torch.randn(2, D).half() for n in ("x", "residual", "z")} | {"alpha": torch.ones(())}
+        given[weight] = torch.randn(D, requires_grad=True)
+        y = ops.fwd(*[given.get(n) for n in ops.inputs], **({"eps": 1e-5} if ops.takes_eps else {}))[0]
+        assert y.dtype is torch.float16
+        assert torch.autograd.grad(y.sum(), given[weight])[0].dtype is torch.float32
