@@ -195,7 +195,7 @@ class Pack:
     def described(self, spec: str) -> Described:
         """One kernel set of a spec: all of them have the same tensors. LngenError if the spec is not in the pack."""
         for image in self.dispatch(spec)["images"]:
-            return self.kernel_set(image["classes"][-1]["kernel_set"])
+            return self._chosen(spec, image["classes"][-1])
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
 
     def norm(self, graph: str, **keys: Any) -> PackNorm:
@@ -247,6 +247,13 @@ class Pack:
             found: Described = self._document.kernel_set(name)
         return found
 
+    def _chosen(self, spec: str, choice: Described) -> Described:
+        """The kernel set that an entry of the dispatch names, which has to be one of its spec."""
+        described = self.kernel_set(choice["kernel_set"])
+        with _refusals(self.folder):
+            check_choice(spec, choice["file"], described)
+        return described
+
     def _image(self, spec: str, device: int) -> Described:
         """The image of a spec that a device runs, checked against its driver."""
         if (spec, device) not in self._images:
@@ -269,9 +276,7 @@ class Pack:
         """The kernels of a class, or what the device takes otherwise."""
         why = ""
         for choice in filter(None, (entry, entry["otherwise"])):
-            described = self.kernel_set(choice["kernel_set"])
-            with _refusals(self.folder):
-                check_choice(spec, choice["file"], described)
+            described = self._chosen(spec, choice)
             needs = lacking(described, image["arch"], gpu(device).capability, gpu(device).shared_bytes)
             if not needs:
                 loaded = self._load(described, choice["file"], image["arch"], device)

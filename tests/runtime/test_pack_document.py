@@ -9,7 +9,7 @@ import pytest
 import lngen
 from lngen.launch import pack
 from lngen.launch.pack import FILE_NAME, Document
-from packs import put, sealed, written
+from packs import edit, put, sealed, written
 
 SETS = {name: {f"{name}.cu": name.encode(), f"{name}.sm_90.cubin": b"code"} for name in ("a", "b", "c_d-e")}
 
@@ -54,6 +54,14 @@ def test_text_in_a_manifest_is_no_structure(folder: Path) -> None:
     assert [*Document(raw).top["texts"]] == [*SETS]
     with pytest.raises(ValueError, match=r"control character|Expecting|Unterminated"):
         Document(sealed(raw.replace(b'"launch": "', b'"launch": ",\n "kernel_sets": [', 1)))
+
+
+def test_a_dispatch_to_a_kernel_set_of_another_spec_is_refused_when_it_is_used(folder: Path) -> None:
+    edit(folder, lambda d: d["specs"].update({"spec a": d["specs"]["spec b"]}))
+    found = lngen.load(folder)
+    assert found.described("spec b")["name"] == "b"
+    with pytest.raises(lngen.LngenError, match="spec 'spec a' names kernel set 'b', which is of another spec"):
+        found.described("spec a")
 
 
 def test_what_is_not_used_is_not_asked_for(folder: Path) -> None:
