@@ -13,6 +13,7 @@ import math
 import os
 import reprlib
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -48,25 +49,56 @@ def opened(path: Path | str) -> BinaryIO:
 def read(path: Path | str, limit: int) -> bytes:
     """The bytes of a regular file, ``limit`` at most; OSError, whose ``strerror`` says why, for anything else."""
     with opened(path) as file:
-        # The size alone is unreliable: /proc reports 0, and a file may grow during the read.
-        large = os.fstat(file.fileno()).st_size > limit
-        data = b"" if large else file.read(limit + 1) or b""
-    if large or len(data) > limit:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > limit else file.read(size + 1) or b""
+        if len(data) > size:  # /proc reports 0, and a file may grow during the read
+            data += file.read(limit + 1 - len(data)) or b""
+    if size > limit or len(data) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit} bytes")
     return data
 
 
-def parse_json(raw: bytes) -> Any:
-    """The content of a JSON text: UTF-8, finite numbers, integers of 64 bits, at most DEEPEST levels.
+def read_inside(folder: Path | str, name: str, limit: int) -> bytes:
+    """``read`` of a file in a folder; OSError also for a link that leaves the folder.
 
-    ValueError with a sentence for anything else, so that every result can be printed and written again.
+    The Hub's cache has links for files: what lies in ``REPOSITORY/snapshots/...`` leads to ``REPOSITORY/blobs``.
+    """
+    path = os.path.join(folder, name)
+    if os.path.islink(path) or os.path.dirname(name):
+        home, real = os.path.realpath(folder), os.path.realpath(path)
+        repository, cached, _ = home.rpartition("/snapshots/")
+        if not real.startswith(f"{home}/") and not (cached and os.path.dirname(real) == f"{repository}/blobs"):
+            raise OSError(errno.EXDEV, "it is a link that leaves the folder")
+    return read(path, limit)
+
+
+def plain_json(raw: bytes, **numbers: Any) -> Any:
+    """The content of a JSON text in UTF-8, in which no object has a key twice; ValueError with a sentence else.
+
+    Readers differ in which of two values they take. ``numbers``: how numbers are parsed.
     """
     try:
-        value = json.loads(raw.decode(), parse_int=_integer, parse_float=_number, parse_constant=_number)
+        return json.loads(raw.decode(), object_pairs_hook=_object, **numbers)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {DEEPEST} levels") from None
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"an object has the key {shown(name)} twice")
+    return found
+
+
+def parse_json(raw: bytes) -> Any:
+    """``plain_json`` with finite numbers, integers of 64 bits, at most DEEPEST levels.
+
+    ValueError with a sentence for anything else, so that every result can be printed and written again.
+    """
+    value = plain_json(raw, parse_int=_integer, parse_float=_number, parse_constant=_number)
     _check_depth(value)
     if b"\\u" in raw:  # the only encoding of a lone surrogate
         try:

@@ -72,6 +72,8 @@ def test_a_refused_file_is_closed(tmp_path: Path) -> None:
     (b"1e999", "1e999 is not a finite number"),
     (b"[NaN]", "NaN is not a finite number"),
     (b"-Infinity", "-Infinity is not a finite number"),
+    (b'{"a": 1, "b": [{"c": 1, "d": 2, "c": 1}]}', "an object has the key 'c' twice"),
+    (b'{"a": 1, "\\u0061": 1}', "an object has the key 'a' twice"),
     (b"", "Expecting value: line 1 column 1 (char 0)"),
 ])  # fmt: skip
 def test_json_that_is_none_is_one_sentence(text: bytes, message: str) -> None:

@@ -20,7 +20,7 @@ from lngen.aot import manifest
 from lngen.aot.manifest import LOCK, Facts, Manifest, Step, changes, check_inside, names_of
 from lngen.config import PACKAGE, data_dir
 from lngen.errors import LngenError
-from lngen.files import exclusive, parse_json, read, reason, sha256, write_in_order
+from lngen.files import exclusive, parse_json, read, read_inside, reason, sha256, write_in_order
 from lngen.launch.pack import FILE_NAME, LARGEST
 from lngen.version import __version__
 
@@ -210,7 +210,7 @@ def faults(variant: Path) -> tuple[int, list[str], list[str]]:
     for name, digest in listed.items():
         try:
             check_inside(variant, [name])
-            data = read(variant / name, LARGEST)
+            data = read_inside(variant, name, LARGEST)
         except OSError as error:
             found.append(f"'{variant / name}' cannot be read: {reason(error)}; build the package again.")
             continue
@@ -229,7 +229,7 @@ def faults(variant: Path) -> tuple[int, list[str], list[str]]:
 
 def _foreign(variant: Path, good: Mapping[str, bytes]) -> list[str]:
     """A sentence for each Python file that is not that of this version of lngen, if it made the pack."""
-    made = json.loads(good.get(f"pack/{FILE_NAME}", b"{}")).get("lngen_version")
+    made = parse_json(good.get(f"pack/{FILE_NAME}", b"{}")).get("lngen_version")
     own = sources() if made == __version__ else {}
     return [
         f"'{variant / name}' is not the file of lngen {made}; build the package again."

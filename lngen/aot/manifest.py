@@ -17,10 +17,9 @@ from typing import Any
 from lngen.contract import RULES
 from lngen.devices import device_for, oldest_first
 from lngen.errors import LngenError
-from lngen.files import exclusive, parse_json, reason, sha256, write_in_order
-from lngen.files import read as read_file
-from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, LARGEST, content
-from lngen.launch.shape import SCHEMA_VERSION, check_document
+from lngen.files import exclusive, parse_json, read_inside, reason, sha256, write_in_order
+from lngen.launch.pack import DISPATCH_RULES, END, FILE_NAME, INDENT, LARGEST, NO_SETS, SETS, Document, content, head
+from lngen.launch.shape import SCHEMA_VERSION
 from lngen.lower import Plan, requested_shared
 from lngen.toolchain import Resources
 from lngen.version import __version__
@@ -38,15 +37,13 @@ class Manifest:
 
     def render(self) -> bytes:
         """The bytes of manifest.json, sorted by name."""
-        document = {
-            "schema_version": SCHEMA_VERSION,
+        top = {
             "lngen_version": __version__,
             "rules": {**RULES, **DISPATCH_RULES},
             "specs": {text: self.specs[text] for text in sorted(self.specs)},
-            "kernel_sets": [self.kernel_sets[name] for name in sorted(self.kernel_sets)],
             "other_files": {name: self.others[name] for name in sorted(self.others)},
         }
-        return ("".join(_laid_out(document)) + "\n").encode()
+        return written(top, {name: text_of(self.kernel_sets[name]) for name in sorted(self.kernel_sets)})
 
     def files(self) -> dict[str, str]:
         """The sha256 of every file, by its path in the pack."""
@@ -83,8 +80,9 @@ def read(folder: Path) -> Manifest:
     """
     path = folder / FILE_NAME
     try:
-        document = parse_json(read_file(path, LARGEST))
-        check_document(document)
+        raw = read_inside(folder, FILE_NAME, LARGEST)
+        parse_json(raw)  # all of it can be written again
+        document = Document(raw).whole()
     except (FileNotFoundError, NotADirectoryError):
         return Manifest()
     except (OSError, ValueError) as error:
@@ -244,6 +242,19 @@ def check_inside(folder: Path, files: Iterable[str]) -> None:
 
 
 # ---- text ----
+
+
+def written(top: Facts, kernel_sets: Mapping[str, bytes]) -> bytes:
+    """The bytes of a manifest as ``Document`` reads it; ``kernel_sets``: their texts, by name."""
+    digests = {name: [len(text), sha256(text)] for name, text in kernel_sets.items()}
+    rest = "".join(_laid_out({**top, "texts": digests}))[2:-2].encode()
+    sets = b",".join(INDENT + text for text in kernel_sets.values())
+    return head(rest) + rest + SETS + sets + (END if sets else NO_SETS)
+
+
+def text_of(kernel_set: Facts) -> bytes:
+    """The text of a kernel set in a manifest."""
+    return "".join(_laid_out(kernel_set, 2)).encode()
 
 
 def _laid_out(value: Any, depth: int = 0) -> Iterator[str]:

@@ -1,15 +1,27 @@
-"""``lngen.verify``: the files of a pack against its manifest, and against what the compiler makes of their sources."""
+"""``lngen.verify``: a pack against its manifest, and both against what lngen and the compiler make again."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from lngen.aot import hub, manifest
 from lngen.aot.manifest import Facts, Manifest
+from lngen.compile import Compilation
+from lngen.contract import described
+from lngen.devices import device_for
 from lngen.errors import LngenError, MissingError
+from lngen.files import sha256
+from lngen.graphs import GRAPHS
 from lngen.headers import bundled, headers_hash
 from lngen.launch.pack import FILE_NAME, content
+from lngen.lower import Plan, requested_shared
+from lngen.problem import ANY, parse_schedule
+from lngen.schedule import row_bytes
+from lngen.spec import parse_spec
 from lngen.toolchain import FLAGS, compile_cubin, compile_ptx, nvrtc_version
+from lngen.version import __version__
 
 Progress = Callable[[int, int], None]
 
@@ -20,13 +32,15 @@ class Verified:
 
     files       files whose hashes are as listed
     recompiled  files that the compiler made again, with the same bytes
-    faults      a sentence for each file that is missing, changed, or compiled to other bytes
-    skipped     a sentence for each reason why files were not compiled again, with their number
+    rebuilt     kernel sets of which lngen made the launch data again from spec and schedule, with the same result
+    faults      a sentence for each file that is missing, changed, or compiled to other bytes, and for other launch data
+    skipped     a sentence for each reason why files or launch data were not made again, with their number
     unlisted    files in the folder that the manifest does not name; a launcher does not use them
     """
 
     files: int
     recompiled: int
+    rebuilt: int
     faults: tuple[str, ...]
     skipped: tuple[str, ...]
     unlisted: tuple[str, ...]
@@ -38,7 +52,7 @@ class Verified:
 
 
 def verify(folder: str | Path, *, progress: Progress | None = None) -> Verified:
-    """Check every hash of a pack or a hub package, and compile again what this NVRTC made.
+    """Check every hash of a pack or a hub package, and make again what this lngen and this NVRTC made.
 
     LngenError if ``folder`` is neither. Nothing is written but the cache of compiled kernels.
     """
@@ -63,24 +77,95 @@ def _pack(folder: Path, progress: Progress | None) -> Verified:
             good[name] = content(folder, name, digest)
         except LngenError as error:
             faults.append(str(error))
-    recompiled, skipped = 0, dict[str, int]()
+    recompiled, rebuilt, skipped = 0, 0, Counter[tuple[str, str]]()
     work = [*_compilations(pack, good)]
+    total = len(work) + len(pack.kernel_sets)
     for count, (name, facts, source) in enumerate(work, 1):
         why = _reason_not_to(facts, source)
         if why:
-            skipped[why] = skipped.get(why, 0) + 1
+            skipped["file", why] += 1
         else:
             assert source is not None
             fault = _compared(name, facts, source, good[name])
             faults += [fault] if fault else []
             recompiled += not fault
         if progress is not None:
-            progress(count, len(work))
+            progress(count, total)
+    compilations: dict[str, Compilation] = {}
+    for count, (name, entry) in enumerate(pack.kernel_sets.items(), len(work) + 1):
+        why = _reason_not_to_rebuild(entry)
+        if why:
+            skipped["kernel set", why] += 1
+        else:
+            fault = _rebuilt(entry, pack.specs, compilations)
+            faults += [f"kernel set '{name}' {fault}"] if fault else []
+            rebuilt += not fault
+        if progress is not None:
+            progress(count, total)
     there = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
     unlisted = sorted(there - listed.keys() - {FILE_NAME})
-    counts = {why: f"{count} files are" if count > 1 else "1 file is" for why, count in skipped.items()}
-    reasons = (f"{why}: {count} not compiled again." for why, count in counts.items())
-    return Verified(len(good), recompiled, tuple(faults), tuple(reasons), tuple(unlisted))
+    return Verified(len(good), recompiled, rebuilt, tuple(faults), tuple(_sentences(skipped)), tuple(unlisted))
+
+
+def _sentences(skipped: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    """What was not made again, and why."""
+    for (what, why), count in skipped.items():
+        counted = f"{count} {what}s are" if count > 1 else f"1 {what} is"
+        yield f"{why}: {counted} not {'compiled again' if what == 'file' else 'compared with spec and schedule'}."
+
+
+# ---- launch data ----
+
+
+def _reason_not_to_rebuild(entry: Facts) -> str:
+    """Why the launch data of a kernel set cannot be made again here; empty if they can."""
+    spec, version = entry["spec"], entry["lngen_version"]
+    if version != __version__:
+        return f"they are of lngen {version}, and this one is {__version__}"
+    # No other text may be parsed: it could name a module, which would be imported.
+    if spec["graph"] not in GRAPHS or spec["text"].partition(":")[0] != f"{spec['graph']}.{spec['direction']}":
+        return "their graphs are not lngen's"
+    return ""
+
+
+def _rebuilt(entry: Facts, specs: Mapping[str, Facts], compilations: dict[str, Compilation]) -> str:
+    """What a kernel set has that does not follow from its spec and schedule; empty if all does."""
+    text = entry["spec"]["text"]
+    try:
+        if text not in compilations:
+            compilations[text] = Compilation(parse_spec(text))
+        problem = compilations[text].problem
+        kernels = compilations[text].kernels(parse_schedule(entry["schedule"]["text"], ANY))
+        made = {**described(kernels.plan), "text_sha256": sha256(kernels.bundle.encode())}
+        made["resources"] = {a: _launched(kernels.plan, used, a) for a, used in entry["resources"].items()}
+    except LngenError as error:
+        return f"does not follow from its spec and schedule: {error}"
+    where = _difference(made, {key: entry.get(key) for key in made}, "")
+    if not where and text in specs and specs[text]["row_bytes"] != row_bytes(problem):
+        where = "row_bytes"
+    return f"has another '{where}' than lngen {__version__} makes of its spec and schedule." if where else ""
+
+
+def _launched(plan: Plan, used: Facts, arch: str) -> Facts:
+    """The resources of kernels on an arch, with the shared memory that they are launched with."""
+    registers = {k.name: used.get(k.name, {"registers": 0})["registers"] for k in plan.kernels}
+    launched = requested_shared(plan, registers, device_for(arch))
+    return {name: {**used.get(name, {}), "launch_shared_bytes": size} for name, size in launched.items()}
+
+
+def _difference(made: Any, there: Any, where: str) -> str:
+    """Where two values of JSON differ, as ``kernels.0.name``; empty if they do not."""
+    if made == there:
+        return ""
+    if isinstance(made, list) and isinstance(there, list):
+        made, there = dict(enumerate(made)), dict(enumerate(there))
+    if not isinstance(made, dict) or not isinstance(there, dict) or made.keys() != there.keys():
+        return where
+    parts = (_difference(made[key], there[key], f"{where}.{key}".lstrip(".")) for key in made)
+    return next(filter(None, parts))
+
+
+# ---- files ----
 
 
 def _compilations(pack: Manifest, good: Mapping[str, bytes]) -> Iterator[tuple[str, Facts, str | None]]:

@@ -22,7 +22,7 @@ from lngen.launch.pack import Pack, image_for, lacking
 @output_options
 @click.pass_context
 def verify_command(ctx: click.Context, folder: Path, output: Output) -> None:
-    """Check the hashes of a pack, and compile again what this NVRTC made; exit 1 if a file is not as it should be."""
+    """Check the hashes of a pack, and make again what this lngen and NVRTC made; exit 1 if anything differs."""
     from lngen.aot.verify import verify
 
     with progress_bar("compiling") as progress:
@@ -30,8 +30,11 @@ def verify_command(ctx: click.Context, folder: Path, output: Output) -> None:
     for line in (*found.skipped, *(f"'{name}' is not in the manifest." for name in found.unlisted)):
         note(line)
     end = f"{len(found.faults) or 'no'} fault{'s' * (len(found.faults) > 1)}"
+    rebuilt = f"{found.rebuilt} kernel set{'s' * (found.rebuilt != 1)} of the same launch data"
     lines = [f"{fault}\n" for fault in found.faults]
-    lines.append(f"{found.files} files as listed, {found.recompiled} compiled again with the same bytes, {end}\n")
+    lines.append(
+        f"{found.files} files as listed, {found.recompiled} compiled again with the same bytes, {rebuilt}, {end}\n"
+    )
     output.table({"ok": found.ok, **asdict(found)}, "".join(lines))
     if not found.ok:
         ctx.exit(1)

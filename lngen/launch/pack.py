@@ -6,8 +6,6 @@ read at once, a kernel set when it is asked for.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import re
 import threading
@@ -16,10 +14,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import LngenError, short
-from ..files import read, reason
+from ..files import plain_json, read_inside, reason, sha256
 from .driver import gpu
 from .kernels import Described, Loaded
-from .shape import SCHEMA_VERSION, check_document, check_file_of, check_name, check_set, check_spec, check_version
+from .shape import SCHEMA_VERSION, check_choice, check_document, check_set, check_spec, check_top
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,67 +48,73 @@ DISPATCH_RULES = {
 
 # ---- the text of a manifest ----
 
-_SETS = b'\n "kernel_sets": ['
-_AFTER = b'\n ],\n "other_files": '
-_SET = b'\n  {\n   "name": '
+# It is read as it was written, byte by byte. At its beginning stands the SHA-256 of what follows up to the kernel sets,
+# which come last. In that part, 'texts' has the length and the SHA-256 of each kernel set.
+HEAD, SETS = b'{\n "schema_version": %d,\n "sha256": "%s",\n', b',\n "kernel_sets": ['
+INDENT, END, NO_SETS = b"\n  ", b"\n ]\n}\n", b"]\n}\n"
+CHANGED = "it is not as a build wrote it"
+
+
+def head(rest: bytes) -> bytes:
+    """What a manifest begins with; ``rest``: what follows up to its kernel sets."""
+    return HEAD % (SCHEMA_VERSION, sha256(rest).encode())
 
 
 class Document:
-    """The parts of a manifest: ``top``, all of it but the kernel sets, and these by name."""
+    """A manifest: ``top``, all of it but the kernel sets, and these by name, each parsed when it is used."""
 
     def __init__(self, raw: bytes) -> None:
-        """ValueError for a text that is no manifest of this version, or whose kernel sets have no names."""
-        self._raw = raw
-        self._texts: dict[str, tuple[int, int]] = {}
+        """ValueError for a text that is no manifest of this version, or not as a build wrote it."""
+        self._raw, end = raw, raw.find(SETS)
+        if end < 0 or not raw.startswith(head(raw[len(head(b"")) : end])):
+            check_top(plain_json(raw))
+            raise ValueError(CHANGED)
+        self.top = plain_json(raw[:end] + SETS + NO_SETS)
+        check_top(self.top)
+        self._texts: Mapping[str, Any] = self.top["texts"]
         self._sets: dict[str, Any] = {}
-        start, end = raw.find(_SETS), raw.rfind(_AFTER)
-        first = start + len(_SETS)
-        if 0 <= start < end and raw.startswith(_SET, first):
-            self.top = _parsed(raw[:first] + raw[end + 2 :])
-            check_version(self.top)
-            self._find(first, end)
-        else:
-            self.top = _parsed(raw)
-            check_version(self.top)
-            self._sets = {entry["name"]: entry for entry in self.top["kernel_sets"]}
+        try:
+            self._places = self._find(end + len(SETS))
+        except (TypeError, ValueError):
+            raise ValueError(CHANGED) from None
 
-    def _find(self, begin: int, end: int) -> None:
-        """Note where the text of each kernel set begins and ends; nothing is copied."""
-        raw, places = self._raw, list[int]()
-        while 0 <= begin < end:
-            places.append(begin + len(_SET))
-            begin = raw.find(_SET, begin + 1)
-        for place, after in zip(places, [*(p - len(_SET) for p in places[1:]), end]):
-            quoted = raw[place : raw.find(b",", place)].decode(errors="replace")
-            name = quoted[1:-1] if quoted[:1] == quoted[-1:] == '"' else None
-            check_name(name, self._texts)
-            self._texts[str(name)] = place, after
+    def _find(self, at: int) -> dict[str, tuple[int, int]]:
+        """Where the text of each kernel set begins and ends; ValueError or TypeError if there is anything else."""
+        raw, before, found = self._raw, INDENT, dict[str, tuple[int, int]]()
+        for name, (size, _) in self._texts.items():
+            begin = at + len(before)
+            if raw[at:begin] != before:
+                raise ValueError(name)
+            at, before = begin + size, b"," + INDENT
+            found[name] = begin, at
+        if raw[at:] != (END if found else NO_SETS):
+            raise ValueError("more text")
+        return found
 
     def __contains__(self, name: object) -> bool:
         """True for the name of a kernel set."""
-        return name in self._texts or name in self._sets
-
-    def names(self) -> list[str]:
-        """The kernel sets."""
-        return [*self._texts] or [*self._sets]
+        return name in self._places
 
     def whole(self) -> Any:
-        """The manifest with all its kernel sets."""
-        return {**self.top, "kernel_sets": [self.kernel_set(name) for name in self.names()]}
+        """The manifest with all its kernel sets; ValueError for what is wrong in it."""
+        found = {**self.top, "kernel_sets": [self._entry(name) for name in self._places]}
+        check_document(found)
+        return found
 
     def kernel_set(self, name: str) -> Any:
-        """A kernel set; ValueError if its text is not JSON."""
+        """A kernel set; ValueError if it is not as a build wrote it, or cannot be launched."""
         if name not in self._sets:
-            place, after = self._texts[name]
-            self._sets[name] = _parsed(b'{"name": ' + self._raw[place:after].rstrip().rstrip(b","))
+            entry = self._entry(name)
+            check_set(entry, name)
+            self._sets[name] = entry
         return self._sets[name]
 
-
-def _parsed(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    def _entry(self, name: str) -> Any:
+        begin, end = self._places[name]
+        text = self._raw[begin:end]
+        if sha256(text) != self._texts[name][1]:
+            raise ValueError(f"kernel set '{name}' is not as a build wrote it")
+        return plain_json(text)
 
 
 # ---- dispatch ----
@@ -166,10 +170,10 @@ class Pack:
     def __init__(self, folder: str | Path) -> None:
         self.folder = os.fspath(folder)
         with _refusals(self.folder):
-            self._document = Document(read(os.path.join(self.folder, FILE_NAME), LARGEST))
+            self._document = Document(read_inside(self.folder, FILE_NAME, LARGEST))
         self._dispatch: Mapping[str, Any] = self._document.top["specs"]
         self.specs = tuple(self._dispatch)
-        self._checked: set[str] = set()  # names of kernel sets, and texts of specs: each is checked when it is used
+        self._checked: set[str] = set()  # texts of specs: each is checked when it is used
         self._images: dict[tuple[str, int], Described] = {}
         self._loaded: dict[tuple[str, int], Loaded] = {}
         self._lock = threading.RLock()
@@ -185,13 +189,13 @@ class Pack:
     def check(self) -> Pack:
         """Check the whole manifest; LngenError for what is wrong."""
         with _refusals(self.folder):
-            check_document(self._document.whole())
+            self._document.whole()
         return self
 
     def described(self, spec: str) -> Described:
         """One kernel set of a spec: all of them have the same tensors. LngenError if the spec is not in the pack."""
         for image in self.dispatch(spec)["images"]:
-            return self.kernel_set(image["classes"][-1]["kernel_set"])
+            return self._chosen(spec, image["classes"][-1])
         raise LngenError(f"the pack '{self.folder}' has no kernels of '{short(spec)}'; build it again.")
 
     def norm(self, graph: str, **keys: Any) -> PackNorm:
@@ -241,10 +245,14 @@ class Pack:
         """What the manifest says of a kernel set."""
         with _refusals(self.folder):
             found: Described = self._document.kernel_set(name)
-            if name not in self._checked:
-                check_set(found)
-                self._checked.add(name)
         return found
+
+    def _chosen(self, spec: str, choice: Described) -> Described:
+        """The kernel set that an entry of the dispatch names, which has to be one of its spec."""
+        described = self.kernel_set(choice["kernel_set"])
+        with _refusals(self.folder):
+            check_choice(spec, choice["file"], described)
+        return described
 
     def _image(self, spec: str, device: int) -> Described:
         """The image of a spec that a device runs, checked against its driver."""
@@ -268,9 +276,7 @@ class Pack:
         """The kernels of a class, or what the device takes otherwise."""
         why = ""
         for choice in filter(None, (entry, entry["otherwise"])):
-            described = self.kernel_set(choice["kernel_set"])
-            with _refusals(self.folder):
-                check_file_of(spec, choice["file"], described)
+            described = self._chosen(spec, choice)
             needs = lacking(described, image["arch"], gpu(device).capability, gpu(device).shared_bytes)
             if not needs:
                 loaded = self._load(described, choice["file"], image["arch"], device)
@@ -311,14 +317,14 @@ def load(folder: str | Path) -> Pack:
     return Pack(folder)
 
 
-def content(folder: str | Path, file: str, sha256: str) -> bytes:
+def content(folder: str | Path, file: str, digest: str) -> bytes:
     """The bytes of a file of a pack; LngenError if it cannot be read, or is not what the manifest lists."""
     path = os.path.join(folder, file)
     try:
-        data = read(path, LARGEST)
+        data = read_inside(folder, file, LARGEST)
     except OSError as error:
         raise LngenError(f"'{path}' of the pack cannot be read: {reason(error)}; build the pack again.") from error
-    if hashlib.sha256(data).hexdigest() != sha256:
+    if sha256(data) != digest:
         raise LngenError(f"'{path}' is not the file that the pack's manifest lists; build the pack again.")
     return data
 
@@ -332,7 +338,7 @@ def _refusals(folder: str) -> Iterator[None]:
         why = reason(error) if isinstance(error, OSError) else error
         raise LngenError(
             f"'{folder}' is expected to be a pack, whose {FILE_NAME} has schema_version {SCHEMA_VERSION}, but: {why}; "
-            "name the folder of a build, or build it with this version of lngen."
+            "name the folder of a build, or build it again with this version of lngen."
         ) from error
 
 

@@ -10,6 +10,7 @@ from ..errors import ArrayError, LngenError, short
 from .array_call import ArrayCall
 from .array_rules import given_eps
 from .kernels import NO_VALUES, Described, Loaded, Tensor
+from .shape import RULES
 
 
 class KernelSource(Protocol):
@@ -69,10 +70,6 @@ class PackCall(ArrayCall):
             raise ArrayError(f"'{self.text}' has eps={self.described['spec']['eps']} built in, got eps= in a call.")
         number = given_eps(self.text, eps)
         return {name: _bits(RULES[a["rule"]](number), a["dtype"]) for name, a in self.by_value.items()}
-
-
-# What a kernel gets by value, by the text of its rule, in f64.
-RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
 
 
 def _bits(value: float, dtype: str) -> int:

@@ -9,8 +9,13 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
-SCHEMA_VERSION = 3
+from ..files import shown
+
+SCHEMA_VERSION = 4
 ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
+
+# What a kernel gets by value, by the text of its rule, in f64.
+RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
 
 
 class Each:
@@ -20,195 +25,218 @@ class Each:
         self.shape = shape
 
 
-# A shape is a type, a tuple of types, a pattern, a list with the shape of its parts, an object with the keys that have
-# to be there, or Each.
-_COUNT = (int, type(None))
-_EXTENT = {"fixed": _COUNT, "per": _COUNT, "limit": _COUNT, "times": int, "least": int}
+# A shape is a type, a range of whole numbers, a set of words or numbers, a pattern, a tuple of shapes of which one has
+# to fit, a list with the shape of its parts, an object with the keys that have to be there, or Each.
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WHOLE, _COUNT, _BYTES = range(2**62), range(1, 2**62), range(2**31)
+_SOME, _TEXT, _TEXTS = (_COUNT, type(None)), (str, type(None)), ([str], type(None))
+_DTYPES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+_AXES: tuple[list[str], ...] = (["M", "D"], ["M"], ["D"], [])  # of a tensor
+_KINDS = {"input", "output", "workspace", "rows", "inner", "stride", "outer_stride", "value"}
+_EXTENT = {"fixed": (range(1, 2**31), type(None)), "per": _SOME, "limit": _SOME, "times": _COUNT, "least": _WHOLE}
 _KERNEL = {
-    "name": str,
-    "arguments": [{"name": str, "kind": str, "tensor": (str, type(None))}],
+    "name": _NAME,
+    "arguments": [{"name": str, "kind": _KINDS, "tensor": _TEXT}],
     "grid": {"x": _EXTENT, "y": _EXTENT},
-    "block": int,
-    "cluster": int,
-    "dynamic_shared_bytes": int,
+    "block": range(1, 1025),
+    "cluster": range(1, 17),
+    "dynamic_shared_bytes": _BYTES,
     "cooperative": bool,
     "launch_for_no_rows": bool,
 }
-_NAMES = (list, type(None))
 _SPEC = {
+    "text": str,
     "graph": str,
-    "direction": str,
-    "d": int,
-    "strides": int,
+    "direction": {"fwd", "bwd"},
+    "d": _COUNT,
+    "strides": {1, 2},
     "outputs": [str],
     "options": dict,
-    "wrt": _NAMES,
-    "of": _NAMES,
+    "wrt": _TEXTS,
+    "of": _TEXTS,
     "forward": str,
 }
 _TENSOR = {
     "name": str,
-    "role": str,
-    "dtype": str,
-    "element_bytes": int,
-    "axes": [str],
-    "alignment": int,
-    "added_to": (str, type(None)),
+    "role": {"input", "output"},
+    "dtype": {*_DTYPES},
+    "element_bytes": {*_DTYPES.values()},
+    "axes": [{"M", "D"}],
+    "alignment": _COUNT,
+    "added_to": _TEXT,
 }
-FILE = {"kind": str, "bytes": int, "sha256": str, "nvrtc": (str, type(None)), "driver": _COUNT}
-FATBIN = {"arches": [ARCH], "ptx_arches": [ARCH]}  # of the machine code, and of the PTX in it
-OTHER_FILE = {"bytes": int, "sha256": str}
-KERNEL_SET = {
+_BUFFER = {"name": str, "element_bytes": {4, 8}, "fixed": _WHOLE, "per_row": _WHOLE, "zeroed": bool}
+_FILE = {"kind": str, "bytes": _WHOLE, "sha256": _SHA256, "nvrtc": _TEXT, "driver": _SOME}
+_FATBIN = {"arches": [ARCH], "ptx_arches": [ARCH]}  # of the machine code, and of the PTX in it
+_KERNEL_SET = {
     "name": str,
     "spec": _SPEC,
-    "schedule": {"form": str, "vec": int},
+    "schedule": {"text": str, "form": str, "vec": _COUNT},
     "tensors": [_TENSOR],
     "same_tensor": Each(str),
     "in_place": {"reads_again": bool},
-    "programmatic_stream_serialization": {"minimum_arch": ARCH},
+    "programmatic_stream_serialization": {"minimum_arch": re.compile(r"sm_\d{2,3}", re.ASCII)},
     "kernels": [_KERNEL],
-    "workspace": {"buffers": [{"name": str, "element_bytes": int, "fixed": int, "per_row": int, "zeroed": bool}]},
-    "text_sha256": str,
+    "workspace": {"buffers": [_BUFFER]},
+    "text_sha256": _SHA256,
     "lngen_version": str,
-    "compile": {"flags": [str], "include": (str, type(None))},
-    "resources": Each(Each({"shared": int, "launch_shared_bytes": int})),
-    "files": Each(FILE),
+    "compile": {"flags": [str], "include": _TEXT},
+    "resources": Each(Each({"registers": range(256), "shared": _BYTES, "launch_shared_bytes": _BYTES})),
+    "files": Each(_FILE),
 }
+_VALUE = {"number": str, "dtype": {"f32", "f64"}, "rule": {*RULES}}  # an argument of that kind
+_CHOICE = {"kernel_set": str, "file": str}
+_CLASS = {**_CHOICE, "most_bytes": _COUNT, "otherwise": (_CHOICE, type(None))}
+_IMAGE = {"arch": ARCH, "kind": {"cubin", "ptx", "source"}, "classes": [_CLASS]}
+_DISPATCH = {"row_bytes": _COUNT, "images": [_IMAGE]}
+_LISTED = {"bytes": _WHOLE, "sha256": _SHA256}  # another file
 
 
 def fault(value: Any, shape: Any, where: str = "") -> str:
     """Where a value has another shape, as ``kernels.0.name``; empty if it has this one."""
-    if isinstance(shape, Mapping):
+    kind = type(shape)
+    if kind is dict:
         if not isinstance(value, dict):
             return where or "it"
-        keys = ((k, s, f"{where}.{k}".lstrip(".")) for k, s in shape.items())
-        return next(filter(None, (fault(value[k], s, at) if k in value else at for k, s, at in keys)), "")
-    if isinstance(shape, (list, Each)):
-        inner = shape[0] if isinstance(shape, list) else shape.shape
-        if not isinstance(value, list if isinstance(shape, list) else dict):
+        for key, inner in shape.items():
+            at = f"{where}.{key}" if where else key
+            if key not in value or (at := fault(value[key], inner, at)):
+                return at
+        return ""
+    if kind is list or kind is Each:
+        inner = shape[0] if kind is list else shape.shape
+        if type(value) is not (list if kind is list else dict):
             return where or "it"
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return next(filter(None, (fault(v, inner, f"{where}.{str(k)[:40]}".lstrip(".")) for k, v in parts)), "")
-    if isinstance(shape, re.Pattern):
-        fits = isinstance(value, str) and shape.fullmatch(value) is not None
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            if at := fault(part, inner, f"{where}.{str(key)[:40]}" if where else str(key)[:40]):
+                return at
+        return ""
+    if kind is tuple:
+        fits = any(not fault(value, one) for one in shape)
+    elif kind is range:
+        fits = type(value) is int and value in shape
+    elif kind is set:
+        fits = type(value) in (int, str) and value in shape
+    elif kind is re.Pattern:
+        fits = type(value) is str and shape.fullmatch(value) is not None
     else:
-        types = shape if isinstance(shape, tuple) else (shape,)
-        fits = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        fits = type(value) is shape
     return "" if fits else where or "it"
+
+
+# ---- a kernel set ----
+
+_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
+_ENDING = re.compile(rf"cu|fatbin|{ARCH.pattern}\.(?:ptx|cubin)", re.ASCII)  # of a file, behind the name of the set
+
+
+def check_set(entry: Any, name: str) -> None:
+    """ValueError unless an entry is the kernel set of that name and can be launched as it says."""
+    if not _SET.fullmatch(name):
+        raise ValueError(f"{shown(name)} is no name of a kernel set")
+    if wrong := fault(entry, _KERNEL_SET):
+        raise ValueError(f"kernel set '{name}' has no valid {wrong!r}")
+    if entry["name"] != name:
+        raise ValueError(f"kernel set '{name}' is called {shown(entry['name'])}")
+    for file, facts in entry["files"].items():
+        own, _, ending = file.partition(".")
+        _check_file(file, own == name and _ENDING.fullmatch(ending))
+        *arch, kind = ending.split(".")
+        if facts["kind"] != kind or facts.get("arch") != (arch[0] if arch else None):
+            raise ValueError(f"'{file}' with another kind or arch")
+        if kind == "fatbin" and fault(facts, _FATBIN):
+            raise ValueError(f"no archs of '{file}'")
+    if wrong := _contradiction(entry):
+        raise ValueError(f"kernel set '{name}' {wrong}")
+
+
+def _contradiction(entry: Mapping[str, Any]) -> str:
+    """Which parts of a kernel set, each of its shape, contradict each other; empty if none do."""
+    spec, tensors, kernels, same = entry["spec"], entry["tensors"], entry["kernels"], entry["same_tensor"]
+    names = [t["name"] for t in tensors]
+    inputs, outputs = ([t["name"] for t in tensors if t["role"] == role] for role in ("input", "output"))
+    buffers = [b["name"] for b in entry["workspace"]["buffers"]]
+    if not (inputs and outputs and kernels):
+        return "has no inputs, outputs or kernels"
+    if names != inputs + outputs or len({*names, *buffers}) < len(names + buffers):
+        return "has tensors in another order, or two of one name"
+    for t in tensors:
+        if t["axes"] not in _AXES or t["element_bytes"] != _DTYPES[t["dtype"]]:
+            return f"has {shown(t['name'])} with axes or an element size that there are not"
+        if t["added_to"] is not None and (t["role"] == "input" or t["added_to"] not in inputs):
+            return f"adds {shown(t['name'])} to what is no input"
+    rows = [t["name"] for t in tensors if t["axes"] == _AXES[0]]
+    of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows}
+    for a in (a for kernel in kernels for a in kernel["arguments"]):
+        if a["tensor"] not in of_kind[a["kind"]] if a["kind"] in of_kind else a["tensor"] is not None:
+            return f"has an argument {shown(a['name'])} of what there is not"
+        if a["kind"] == "value" and fault(a, _VALUE):
+            return f"has a value {shown(a['name'])} by a rule that there is not"
+    if any((e["fixed"] is None) == (e["per"] is None) for k in kernels for e in k["grid"].values()):
+        return "has a grid whose blocks are neither fixed nor for so many rows"
+    if spec["direction"] == "fwd":
+        right = spec["outputs"] == outputs[: len(spec["outputs"])] != []
+    elif right := spec["wrt"] is not None and spec["of"] is not None:
+        right = sorted([*outputs, *same]) == sorted(f"d{name}" for name in spec["wrt"])
+    return "" if right and {*same.values()} <= {*outputs} else "has other outputs than its spec"
+
+
+def _check_file(name: str, allowed: object) -> None:
+    """ValueError unless a build writes a file of that name, which is so if it is ``allowed`` and leads nowhere else."""
+    if not allowed or ".." in name:
+        raise ValueError(f"{name[:100]!r} is not a file that a build writes here")
 
 
 # ---- a whole manifest ----
 
+_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w|c/[\w.-]*\w)", re.ASCII)
 
-def check_version(document: Any) -> None:
-    """ValueError unless a manifest has this version, and specs and kernel sets with names."""
+
+def check_top(document: Any) -> None:
+    """ValueError unless a manifest, but for its specs and kernel sets, is one of this version."""
     if not isinstance(document, dict) or document.get("schema_version") is not SCHEMA_VERSION:
         found = document.get("schema_version") if isinstance(document, dict) else None
-        raise ValueError("another schema version" + (f", {str(found)[:40]}" if found is not None else ""))
-    sets, specs, others = (document.get(key) for key in ("kernel_sets", "specs", "other_files"))
-    if not isinstance(sets, list):
-        raise ValueError("no list of kernel sets")
-    known: dict[str, None] = {}
-    for entry in sets:
-        name = entry.get("name") if isinstance(entry, dict) and isinstance(entry.get("files"), dict) else None
-        check_name(name, known)
-        known[str(name)] = None
-    if not isinstance(specs, dict) or not isinstance(others, dict):
-        raise ValueError("no specs, or no other files")
-
-
-def check_name(name: Any, known: Container[str]) -> None:
-    """ValueError for the name of a kernel set that is none, or one of those that are known."""
-    if not isinstance(name, str) or not _SET.fullmatch(name):
-        raise ValueError("a kernel set without a name and files")
-    if name in known:
-        raise ValueError(f"two kernel sets are called '{name}'")
-
-
-def check_others(document: Any) -> None:
-    """ValueError unless the other files that a manifest lists are ones that a pack may have."""
-    for name, facts in document["other_files"].items():
-        _check_file(name, facts, _OTHER)
-        if wrong := fault(facts, OTHER_FILE):
-            raise ValueError(f"file '{name}' has no valid {wrong!r}")
+        raise ValueError("another schema version" + (f", {shown(found)}" if found is not None else ""))
+    if wrong := fault(document, {"specs": dict, "texts": dict, "kernel_sets": list, "other_files": dict}):
+        raise ValueError(f"no valid {wrong!r}")
 
 
 def check_document(document: Any) -> None:
-    """ValueError unless a manifest has this version, and names files that a pack may have and kernel sets it lists."""
-    check_version(document)
-    for entry in document["kernel_sets"]:
-        check_set(entry)
-    check_others(document)
-    sets = {entry["name"]: entry for entry in document["kernel_sets"]}
+    """ValueError unless a manifest is one of this version, and all that it names is in it, or a file of a pack."""
+    check_top(document)
+    sets = dict(zip(document["texts"], document["kernel_sets"]))
+    for name, entry in sets.items():
+        check_set(entry, name)
+    for name, facts in document["other_files"].items():
+        _check_file(name, _OTHER.fullmatch(name))
+        if wrong := fault(facts, _LISTED):
+            raise ValueError(f"file '{name}' has no valid {wrong!r}")
     for text, facts in document["specs"].items():
         check_spec(text, facts, sets)
         for choice in choices_of(facts):
-            check_file_of(text, choice["file"], sets[choice["kernel_set"]])
-
-
-_SET = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*")
-_OTHER = re.compile(r"(?:include/[0-9a-f]{16}/lngen/\w+\.cuh|vectors/[\w-]+(?:/\w+)?/[\w.-]*\w|c/[\w.-]*\w)")
-
-
-def check_set(entry: Mapping[str, Any]) -> None:
-    """ValueError unless a kernel set, which has a name and files, is valid."""
-    name = entry["name"]
-    if wrong := fault(entry, KERNEL_SET):
-        raise ValueError(f"kernel set '{name}' has no valid {wrong!r}")
-    for file, facts in entry["files"].items():
-        _check_file(file, facts, re.compile(rf"{name}\.(?:cu|fatbin|{ARCH.pattern}\.(?:ptx|cubin))"))
-        *arch, kind = file[len(name) + 1 :].split(".")
-        if facts["kind"] != kind or facts.get("arch") != (arch[0] if arch else None):
-            raise ValueError(f"'{file}' with another kind or arch")
-        if kind == "fatbin" and fault(facts, FATBIN):
-            raise ValueError(f"no archs of '{file}'")
-
-
-def _check_file(name: str, facts: Any, allowed: re.Pattern[str]) -> None:
-    """ValueError unless a build writes a file of that name, and its hash is there."""
-    if not re.fullmatch(allowed.pattern, name, re.ASCII) or ".." in name:
-        raise ValueError(f"{name[:100]!r} is not a file that a build writes here")
-    if not isinstance(facts, dict) or not isinstance(facts.get("sha256"), str):
-        raise ValueError(f"no sha256 of {name!r}")
+            check_choice(text, choice["file"], sets[choice["kernel_set"]])
 
 
 def check_spec(text: str, facts: Any, known: Container[str]) -> None:
     """ValueError unless the dispatch of a spec leads to ``known`` kernel sets."""
-    rows = facts.get("row_bytes") if isinstance(facts, dict) else None
-    if not _is_count(rows) or not isinstance(facts.get("images"), list):
-        raise ValueError(f"spec {text[:100]!r} without row_bytes and images")
-    for image in facts["images"]:
-        classes = image.get("classes") if isinstance(image, dict) else None
-        arch = image.get("arch") if isinstance(image, dict) else None
-        if not isinstance(arch, str) or not ARCH.fullmatch(arch):
-            raise ValueError(f"an image of spec {text[:100]!r} without an arch")
-        if image.get("kind") not in ("cubin", "ptx", "source") or not isinstance(classes, list) or not classes:
-            raise ValueError(f"an image of spec {text[:100]!r} without a kind and classes")
-        for entry in classes:
-            _check_class(text, entry, known)
+    if wrong := fault(facts, _DISPATCH):
+        raise ValueError(f"spec {shown(text)} has no valid {wrong!r}")
+    if not all(image["classes"] for image in facts["images"]):
+        raise ValueError(f"spec {shown(text)} has an image without classes of rows")
+    if not all(choice["kernel_set"] in known for choice in choices_of(facts)):
+        raise ValueError(f"spec {shown(text)} names a kernel set that is not listed")
 
 
-def _check_class(text: str, entry: Any, known: Container[str]) -> None:
-    """ValueError unless a class of rows names kernel sets and files."""
-    if not isinstance(entry, dict) or not _is_count(entry.get("most_bytes")) or "otherwise" not in entry:
-        raise ValueError(f"a class of rows of spec {text[:100]!r} without most_bytes and otherwise")
-    for choice in (entry, *([entry["otherwise"]] if entry["otherwise"] is not None else [])):
-        name, file = (choice.get("kernel_set"), choice.get("file")) if isinstance(choice, dict) else (None, None)
-        if not isinstance(name, str) or name not in known or not isinstance(file, str):
-            raise ValueError(f"spec {text[:100]!r} names a kernel set that is not listed")
-
-
-def check_file_of(text: str, file: str, kernel_set: Mapping[str, Any]) -> None:
-    """ValueError unless a file that the dispatch of a spec names is one of the kernel set's."""
+def check_choice(text: str, file: str, kernel_set: Mapping[str, Any]) -> None:
+    """ValueError unless the dispatch of a spec names a kernel set of that spec, and a file of it."""
+    if kernel_set["spec"]["text"] != text:
+        raise ValueError(f"spec {shown(text)} names kernel set '{kernel_set['name']}', which is of another spec")
     if file not in kernel_set["files"]:
-        raise ValueError(f"spec {text[:100]!r} names a file that kernel set '{kernel_set['name']}' does not have")
+        raise ValueError(f"spec {shown(text)} names a file that kernel set '{kernel_set['name']}' does not have")
 
 
 def choices_of(facts: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The kernel sets and files that the dispatch of a spec names."""
     for entry in (entry for image in facts["images"] for entry in image["classes"]):
         yield from filter(None, (entry, entry["otherwise"]))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from lngen import files
 from lngen.aot import manifest
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.launch.pack import FILE_NAME, Pack
-from packs import contents, dispatch, kernel_set, put
+from lngen.launch.pack import FILE_NAME, Pack, content
+from packs import contents, dispatch, kernel_set, put, sealed, written
 
 Sets = Mapping[str, Mapping[str, bytes]]  # kernel sets by name, each with its files
 FIRST: Sets = {
@@ -222,6 +223,46 @@ def test_a_link_that_leaves_the_pack_is_not_written_through(tmp_path: Path) -> N
     assert (tmp_path / "elsewhere" / "s" / "vectors.json").read_bytes() == b"one"
 
 
+# ---- links ----
+
+
+def linked(path: Path, target: Path) -> None:
+    """Moves a file and leaves a link in its place."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    path.rename(target)
+    path.symlink_to(os.path.relpath(target, path.parent))
+
+
+PLACES = [
+    ("pack", "pack/.own/moved", True),
+    ("pack", "pack-2/moved", False),
+    ("norms/snapshots/1/build/pack", "norms/blobs/moved", True),
+    ("norms/snapshots/1/build/pack", "norms/snapshots/2/moved", False),
+    ("norms/snapshots/1/build/pack", "other/blobs/moved", False),
+]
+
+
+@pytest.mark.parametrize("name", ["a.cu", VECTORS, FILE_NAME])
+@pytest.mark.parametrize(("folder", "target", "allowed"), PLACES)
+def test_a_link_that_leaves_the_pack_is_not_read(
+    tmp_path: Path, folder: str, target: str, allowed: bool, name: str
+) -> None:
+    """Though the bytes behind it are as listed. The Hub's cache has links for all files, to its blobs."""
+    place = tmp_path / folder
+    put(place, FIRST, others="one")
+    digest = manifest.read(place).files().get(name)
+    linked(place / name, tmp_path / target)
+    with nullcontext() if allowed else pytest.raises(LngenError, match="it is a link that leaves the folder"):
+        lngen.load(place)
+        content(place, name, digest or sha256((place / name).read_bytes()))
+
+
+def test_a_folder_in_a_pack_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    put(tmp_path / "pack", FIRST, others="one")
+    linked(tmp_path / "pack" / "vectors", tmp_path / "vectors")
+    assert "it is a link that leaves the folder" in lngen.verify(tmp_path / "pack").faults[0]
+
+
 # ---- at once ----
 
 
@@ -283,55 +324,151 @@ def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, name: str) -> N
 GOOD = kernel_set("a", {"a.cu": b"mine"})
 
 
-def document(**changes: Any) -> dict[str, Any]:
-    return {
-        "schema_version": 3, "specs": {"s": dispatch("a", "a.cu")}, "kernel_sets": [GOOD], "other_files": {},
-    } | changes  # fmt: skip
+def document(texts: Mapping[str, bytes] | None = None, **changes: Any) -> bytes:
+    whole = {"specs": {"spec a": dispatch("a", "a.cu")}, "kernel_sets": [GOOD], "other_files": {}}
+    return written({**whole, **changes}, texts)
+
+
+def plain(**changes: Any) -> bytes:
+    """A manifest that no build has laid out."""
+    return json.dumps({**json.loads(document()), **changes}).encode()
+
+
+def twice(key: str, before: str) -> bytes:
+    """A kernel set with another value in front of that of a key."""
+    text = manifest.text_of(GOOD).decode()
+    assert text.count(f'"{key}": ') >= 1
+    return document({"a": text.replace(f'"{key}": ', f'"{key}": {before}, "{key}": ', 1).encode()})
 
 
 def file(name: str, **facts: Any) -> dict[str, Any]:
     return {**GOOD, "files": {name: GOOD["files"]["a.cu"] | facts}}
 
 
+CLASS = {"kernel_set": "a", "file": "a.cu", "most_bytes": 1, "otherwise": None}
+
+
 def entry(**changes: Any) -> dict[str, Any]:
-    return {"row_bytes": 1, "images": [{"arch": "sm_90", "kind": "source", "classes": [changes]}]}
+    return {"row_bytes": 1, "images": [{"arch": "sm_90", "kind": "source", "classes": [{**CLASS, **changes}]}]}
 
 
 STRANGE = [*["b.cu", "notes.txt", "a.cu.b", "a.sm_90.so", "../a.cu", "/a.cu", "b/a.cu", "a.sm_٩٠.ptx"], FILE_NAME]
-HASH = {"bytes": 1, "sha256": "0"}
+HASH = {"bytes": 1, "sha256": "0" * 64}
+TENSORS: list[dict[str, Any]] = GOOD["tensors"]
+KERNEL: dict[str, Any] = GOOD["kernels"][0]
+
+
+def with_set(**changes: Any) -> bytes:
+    return document(kernel_sets=[{**GOOD, **changes}])
+
+
+def with_kernel(**changes: Any) -> bytes:
+    return with_set(kernels=[{**KERNEL, **changes}])
+
+
+def with_argument(**changes: Any) -> bytes:
+    found = next(a for a in KERNEL["arguments"] if a["name"] == "x_ptr_")
+    return with_kernel(arguments=[{**found, **changes}])
+
+
+def with_grid(**changes: Any) -> bytes:
+    return with_kernel(grid={**KERNEL["grid"], "x": {**KERNEL["grid"]["x"], **changes}})
+
+
+def with_input(**changes: Any) -> bytes:
+    return with_set(tensors=[{**TENSORS[0], **changes}, *TENSORS[1:]])
+
+
+def with_spec(**changes: Any) -> bytes:
+    return with_set(spec={**GOOD["spec"], **changes})
+
+
 WRONG = [
-    (document(schema_version=2), "another schema version, 2"),
-    (document(schema_version=True), "another schema version, True"),
-    ({}, "another schema version"),
-    ([], "another schema version"),
-    (document(kernel_sets={"a": 1}), "no list of kernel sets"),
-    (document(kernel_sets=[3]), "a kernel set without a name and files"),
-    (document(kernel_sets=[{**GOOD, "name": "../a"}]), "a kernel set without a name and files"),
-    (document(kernel_sets=[GOOD, GOOD]), "two kernel sets are called 'a'"),
-    (document(kernel_sets=[{**GOOD, "kernels": [{}]}]), "kernel set 'a' has no valid 'kernels.0.name'"),
+    (plain(schema_version=3), "another schema version, 3"),
+    (plain(schema_version=True), "another schema version, True"),
+    (b"{}", "another schema version"),
+    (b"[]", "another schema version"),
+    (plain(kernel_sets={"a": 1}), "no valid 'kernel_sets'"),
+    (plain(specs=[]), "no valid 'specs'"),
+    (plain(texts=[]), "no valid 'texts'"),
+    (plain(), "it is not as a build wrote it"),
+    (document() + b" ", "it is not as a build wrote it"),
+    (document().replace(b"row_bytes", b"row_bytez"), "it is not as a build wrote it"),
+    (document().replace(b'"d": 8', b'"d": 9'), "kernel set 'a' is not as a build wrote it"),
+    (sealed(document().replace(b'"a": [', b'"a": [1')), "it is not as a build wrote it"),
+    (sealed(document().replace(b'"a": [', b'"a": [1, "", ')), "it is not as a build wrote it"),
+    (sealed(document().replace(b'"a": [', b'"a": ["1", ""], "b": [')), "it is not as a build wrote it"),
+    (sealed(document().replace(b' "specs"', b' "specs": 1,\n "specs"')), "an object has the key 'specs' twice"),
+    (sealed(document().replace(b' "specs"', b' "kernel_sets" : [], "specs"')), "the key 'kernel_sets' twice"),
+    (sealed(document().replace(b' "a": [', b' "a": [1, ""], "a": [')), "an object has the key 'a' twice"),
+    (twice("name", '"../a"'), "an object has the key 'name' twice"),
+    (twice("d", "9"), "an object has the key 'd' twice"),
+    (document({"a": b"3"}), "kernel set 'a' has no valid 'it'"),
+    (document({"a": manifest.text_of({**GOOD, "name": "b"})}), "kernel set 'a' is called 'b'"),
+    (document(kernel_sets=[{**GOOD, "name": "../a"}]), "'../a' is no name of a kernel set"),
+    (document(kernel_sets=[{**GOOD, "name": "(a|b)"}]), "'(a|b)' is no name of a kernel set"),
+    (with_set(kernels=[{}]), "kernel set 'a' has no valid 'kernels.0.name'"),
     *((document(kernel_sets=[file(name)]), f"'{name}' is not a file that a build writes here") for name in STRANGE),
     (document(kernel_sets=[file("a.cu\n")]), r"'a.cu\n' is not a file"),
-    (document(kernel_sets=[file("a.cu", sha256=None)]), "kernel set 'a' has no valid 'files.a.cu.sha256'"),
+    (document(kernel_sets=[file("a.cu", sha256="0")]), "kernel set 'a' has no valid 'files.a.cu.sha256'"),
     (document(kernel_sets=[file("a.sm_90.ptx")]), "'a.sm_90.ptx' with another kind or arch"),
     (document(kernel_sets=[file("a.fatbin", kind="fatbin")]), "no archs of 'a.fatbin'"),
-    (document(specs=[]), "no specs, or no other files"),
     (document(other_files={"include/../../x.cuh": HASH}), "is not a file that a build writes here"),
     (document(other_files={"vectors/s/..": HASH}), "is not a file that a build writes here"),
     (document(other_files={VECTORS: {"sha256": "0"}}), f"file '{VECTORS}' has no valid 'bytes'"),
-    (document(specs={"s": 1}), "spec 's' without row_bytes and images"),
-    (document(specs={"s": {"row_bytes": True, "images": []}}), "spec 's' without row_bytes and images"),
-    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_9"}]}}), "an image of spec 's' without an arch"),
-    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_90"}]}}), "spec 's' without a kind and classes"),
-    (document(specs={"s": entry(most_bytes=0)}), "a class of rows of spec 's' without most_bytes and otherwise"),
-    (document(specs={"s": entry(most_bytes=1, otherwise=None)}), "spec 's' names a kernel set that is not listed"),
-    (document(specs={"s": dispatch("a", "b.cu")}), "spec 's' names a file that kernel set 'a' does not have"),
-]
+    (document(specs={"s": 1}), "spec 's' has no valid 'it'"),
+    (document(specs={"s": {"row_bytes": True, "images": []}}), "spec 's' has no valid 'row_bytes'"),
+    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_9"}]}}), "spec 's' has no valid 'images.0.arch'"),
+    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_90"}]}}), "spec 's' has no valid 'images.0.kind'"),
+    (document(specs={"s": {"row_bytes": 1, "images": [{"arch": "sm_90", "kind": "ptx", "classes": []}]}}),
+     "spec 's' has an image without classes of rows"),
+    (document(specs={"s": entry(most_bytes=0)}), "spec 's' has no valid 'images.0.classes.0.most_bytes'"),
+    (document(specs={"s": entry(otherwise={})}), "spec 's' has no valid 'images.0.classes.0.otherwise'"),
+    (document(specs={"s": dispatch("b", "b.cu")}), "spec 's' names a kernel set that is not listed"),
+    (document(specs={"spec a": dispatch("a", "b.cu")}), "spec 'spec a' names a file that kernel set 'a' does not have"),
+    (document(specs={"s": dispatch("a", "a.cu")}), "spec 's' names kernel set 'a', which is of another spec"),
+    # What is well typed and means nothing.
+    (with_grid(per=0), "no valid 'kernels.0.grid.x.per'"),
+    (with_grid(per=None, fixed=None), "has a grid whose blocks are neither fixed nor for so many rows"),
+    (with_grid(fixed=1), "has a grid whose blocks are neither fixed nor for so many rows"),
+    (with_grid(fixed=2**31, per=None), "no valid 'kernels.0.grid.x.fixed'"),
+    (with_kernel(block=0), "no valid 'kernels.0.block'"),
+    (with_kernel(cluster=0), "no valid 'kernels.0.cluster'"),
+    (with_kernel(dynamic_shared_bytes=2**32), "no valid 'kernels.0.dynamic_shared_bytes'"),
+    (with_kernel(name="a b"), "no valid 'kernels.0.name'"),
+    (with_argument(kind="pointer"), "no valid 'kernels.0.arguments.0.kind'"),
+    (with_argument(tensor="z"), "has an argument 'x_ptr_' of what there is not"),
+    (with_argument(tensor=None), "has an argument 'x_ptr_' of what there is not"),
+    (with_argument(kind="stride", tensor="gamma"), "has an argument 'x_ptr_' of what there is not"),
+    (with_argument(kind="rows"), "has an argument 'x_ptr_' of what there is not"),
+    (with_argument(kind="value", tensor=None), "has a value 'x_ptr_' by a rule that there is not"),
+    (with_argument(kind="value", tensor=None, number="eps", dtype="f32", rule="eps / 2"), "has a value 'x_ptr_' by a"),
+    (with_input(alignment=0), "no valid 'tensors.0.alignment'"),
+    (with_input(role="other"), "no valid 'tensors.0.role'"),
+    (with_input(role="output"), "has tensors in another order, or two of one name"),
+    (with_input(name="gamma"), "has tensors in another order, or two of one name"),
+    (with_input(axes=["D", "M"]), "has 'x' with axes or an element size that there are not"),
+    (with_input(axes=["N"]), "no valid 'tensors.0.axes.0'"),
+    (with_input(element_bytes=8), "has 'x' with axes or an element size that there are not"),
+    (with_input(added_to="gamma"), "adds 'x' to what is no input"),
+    (with_set(tensors=TENSORS[-1:]), "has no inputs, outputs or kernels"),
+    (with_set(kernels=[]), "has no inputs, outputs or kernels"),
+    (with_set(schedule={**GOOD["schedule"], "vec": 0}), "no valid 'schedule.vec'"),
+    (with_set(same_tensor={"z": "x"}), "has other outputs than its spec"),
+    (with_set(programmatic_stream_serialization={"minimum_arch": "sm_90a"}), ".minimum_arch'"),
+    (with_spec(outputs=["z"]), "has other outputs than its spec"),
+    (with_spec(direction="both"), "no valid 'spec.direction'"),
+    (with_spec(direction="bwd"), "has other outputs than its spec"),
+    (with_spec(direction="bwd", wrt=["x"], of=["y"]), "has other outputs than its spec"),
+    (with_spec(d=0), "no valid 'spec.d'"),
+    (with_spec(strides=3), "no valid 'spec.strides'"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG)
-def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, given: Any, message: str) -> None:
+def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, given: bytes, message: str) -> None:
     """For a build, which changes nothing then, and for a launcher."""
-    (tmp_path / FILE_NAME).write_text(json.dumps(given))
+    (tmp_path / FILE_NAME).write_bytes(given)
     for name in ("notes.txt", "b.cu", "a.cu"):
         (tmp_path / name).write_bytes(b"mine")
     before = contents(tmp_path)
@@ -346,11 +483,12 @@ def test_a_wrong_manifest_is_one_sentence(tmp_path: Path, given: Any, message: s
 @pytest.mark.parametrize(("make", "message", "others"), [
     (lambda path: path.write_text("no json"), "Expecting value", ""),
     (Path.mkdir, "Is a directory", ""),
-    (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels", "nested too deeply"),
+    (lambda path: path.write_bytes(b"[" * 10**5), "it is nested deeper than 32 levels", ""),
+    (lambda path: path.write_bytes(b"\xff"), "it is not UTF-8 text", ""),
     (lambda path: path.write_bytes(b'{"schema_version": ' + b"9" * 400), "number of more than 64 bits", "Expecting"),
     (lambda path: path.write_bytes(b'"\\ud800"'), "it holds half of a surrogate pair", "another schema version"),
     (lambda path: (path.touch(), os.truncate(path, 2**40)), "it is larger than 67108864 bytes", ""),
-    (lambda path: path.symlink_to("/dev/full"), "it is a device, not a regular file", ""),
+    (lambda path: path.symlink_to("/dev/full"), "it is a link that leaves the folder", ""),
     (os.mkfifo, "it is a FIFO, not a regular file", ""),
 ])  # fmt: skip
 def test_a_manifest_that_cannot_be_read_is_one_sentence(
@@ -372,8 +510,8 @@ LISTED = st.dictionaries(st.sampled_from(["a.cu", "b.cu"]), st.just(GOOD["files"
 SETS = st.builds(lambda name, files: {**GOOD, "name": name, "files": files}, st.sampled_from(["a", "b"]), LISTED)
 SPECS = st.dictionaries(NAMES, st.just(dispatch("a", "a.cu")) | VALUES)
 MANIFESTS = st.builds(
-    lambda **parts: json.dumps({"schema_version": 3, **parts}).encode(),
-    kernel_sets=st.lists(SETS, max_size=2) | st.lists(VALUES) | VALUES,
+    lambda texts, **top: manifest.written(top, texts),
+    st.dictionaries(NAMES, SETS.map(manifest.text_of) | VALUES.map(manifest.text_of) | st.binary(), max_size=2),
     specs=st.just({}) | SPECS | VALUES,
     other_files=st.just({}) | VALUES,
 )

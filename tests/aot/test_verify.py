@@ -15,6 +15,8 @@ from lngen.errors import LngenError, MissingError
 from lngen.files import sha256
 from lngen.headers import headers_hash
 from lngen.launch.pack import FILE_NAME
+from lngen.version import __version__
+from packs import edit, manifest_of
 
 SPEC = "rmsnorm.fwd:d=8,dtype=f32"
 QUICK = "form=registers,threads=1,rows_per_block=32,vec=4"
@@ -33,12 +35,6 @@ def pack(built: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(built, tmp_path / "pack"))
 
 
-def edit(pack: Path, change: Callable[[Any], object]) -> None:
-    document = json.loads((pack / FILE_NAME).read_bytes())
-    change(document)
-    (pack / FILE_NAME).write_text(json.dumps(document))
-
-
 def name_of(pack: Path, end: str) -> str:
     (found,) = pack.glob(f"*{end}")
     return found.name
@@ -54,10 +50,13 @@ def test_a_whole_pack_is_recompiled(pack: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = lngen.verify(pack, progress=lambda *counts: seen.append(counts))
     listed = {str(p.relative_to(pack)) for p in pack.rglob("*") if p.is_file()} - {FILE_NAME}
-    assert (found.ok, found.files, found.recompiled) == (True, len(listed), 4)
+    assert (found.ok, found.files, found.recompiled, found.rebuilt) == (True, len(listed), 4, 1)
     assert (found.faults, found.skipped, found.unlisted) == ((), (), ())
-    assert seen == [(n, 4) for n in range(1, 5)]
-    assert prints("verify", pack) == f"{len(listed)} files as listed, 4 compiled again with the same bytes, no fault\n"
+    assert seen == [(n, 5) for n in range(1, 6)]
+    assert prints("verify", pack) == (
+        f"{len(listed)} files as listed, 4 compiled again with the same bytes, 1 kernel set of the same launch data, "
+        "no fault\n"
+    )
 
 
 DAMAGE: Mapping[str, tuple[Callable[[Path], object], str]] = {
@@ -91,7 +90,7 @@ def test_a_file_that_the_compiler_does_not_make_is_a_fault(pack: Path, end: str)
     data = (pack / name).read_bytes()
     relist(pack, name, data[:200] + bytes([data[200] ^ 1]) + data[201:])
     found = lngen.verify(pack)
-    version = json.loads((pack / FILE_NAME).read_bytes())["kernel_sets"][0]["files"][name]["nvrtc"]
+    version = manifest_of(pack)["kernel_sets"][0]["files"][name]["nvrtc"]
     assert found.faults == (f"'{name}' is not what NVRTC {version} makes of '{name_of(pack, '.cu')}'.",)
     assert found.recompiled == 3
 
@@ -151,7 +150,8 @@ def test_another_version_of_lngen_has_its_own_headers(pack: Path) -> None:
     """A source is compiled with those that lie in the pack, not with those of this lngen."""
     other = "0123456789abcdef"
     (pack / "include" / headers_hash()).rename(pack / "include" / other)
-    (pack / FILE_NAME).write_text((pack / FILE_NAME).read_text().replace(headers_hash(), other))
+    renamed = json.loads(json.dumps(manifest_of(pack)).replace(headers_hash(), other))
+    edit(pack, lambda d: d.update(renamed))
     assert (lngen.verify(pack).ok, lngen.verify(pack).recompiled) == (True, 4)
     header = next((pack / "include" / other / "lngen").glob("launch.cuh"))
     relist(pack, str(header.relative_to(pack)), b"nonsense")
@@ -160,6 +160,83 @@ def test_another_version_of_lngen_has_its_own_headers(pack: Path) -> None:
     found = lngen.verify(pack)
     assert (len(found.faults), found.recompiled, len(found.skipped)) == (1, 0, 1)
     assert "no whole source" in found.skipped[0]
+
+
+# ---- launch data ----
+
+
+LIES: Mapping[str, Callable[[Any], object]] = {
+    "kernels.0.grid.x.per": lambda e: e["kernels"][0]["grid"]["x"].update(per=928),
+    "kernels.0.block": lambda e: e["kernels"][0].update(block=64),
+    "tensors.1.alignment": lambda e: e["tensors"][1].update(alignment=4),
+    "spec.eps": lambda e: e["spec"].update(eps=1e-3),
+    "kernels": lambda e: e["kernels"].append(e["kernels"][0]),
+    "numerics": lambda e: e.pop("numerics"),
+    "text_sha256": lambda e: e.update(text_sha256="0" * 64),
+    "resources.sm_80.rmsnorm_fwd__f32_d8__t1_r32_v4_b1__rows.launch_shared_bytes": lambda e: next(
+        iter(e["resources"]["sm_80"].values())
+    ).update(launch_shared_bytes=512),
+}
+
+
+@pytest.mark.parametrize("where", LIES)
+def test_launch_data_of_another_schedule_are_a_fault(pack: Path, where: str) -> None:
+    """Though the digests are right: a build of somebody else."""
+    edit(pack, lambda d: LIES[where](d["kernel_sets"][0]))
+    found = lngen.verify(pack)
+    name = name_of(pack, ".cu").removesuffix(".cu")
+    assert found.faults == (
+        f"kernel set '{name}' has another '{where}' than lngen {__version__} makes of its spec and schedule.",
+    )
+    assert (found.ok, found.rebuilt, found.recompiled) == (False, 0, 4)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda e: e["spec"].update(eps=0.0, text=SPEC + ",eps=-1"), "does not follow from its spec and schedule: spec '"),
+    (lambda e: e["schedule"].update(text="form=none"), "does not follow from its spec and schedule: "),
+])  # fmt: skip
+def test_a_spec_or_schedule_that_there_is_not_is_a_fault(pack: Path, change: Any, message: str) -> None:
+    def lie(document: Any) -> None:
+        change(document["kernel_sets"][0])
+        document["specs"] = {document["kernel_sets"][0]["spec"]["text"]: document["specs"][SPEC]}
+
+    edit(pack, lie)
+    (fault,) = lngen.verify(pack).faults
+    assert message in fault
+
+
+def test_the_bytes_of_a_row_follow_from_the_spec(pack: Path) -> None:
+    edit(pack, lambda d: d["specs"][SPEC].update(row_bytes=64))
+    (fault,) = lngen.verify(pack).faults
+    assert "has another 'row_bytes' than" in fault
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda e: e.update(lngen_version="0.0.9"), f"they are of lngen 0.0.9, and this one is {__version__}"),
+    (lambda e: e["spec"].update(graph="mine", text="mine@0123.fwd:d=8"), "their graphs are not lngen's"),
+    (lambda e: e["spec"].update(text="this:that.fwd:d=8"), "their graphs are not lngen's"),
+])  # fmt: skip
+def test_launch_data_that_cannot_be_made_again_are_told(pack: Path, change: Any, why: str) -> None:
+    """No text of a manifest is taken for a module: that would be imported."""
+
+    def lie(document: Any) -> None:
+        change(document["kernel_sets"][0])
+        document["specs"] = {document["kernel_sets"][0]["spec"]["text"]: document["specs"][SPEC]}
+
+    edit(pack, lie)
+    found = lngen.verify(pack)
+    assert (found.ok, found.rebuilt) == (True, 0)
+    assert found.skipped == (f"{why}: 1 kernel set is not compared with spec and schedule.",)
+
+
+def test_a_digit_of_a_manifest_that_was_changed_is_refused(pack: Path) -> None:
+    """By verify, and by a launcher before it launches."""
+    raw = (pack / FILE_NAME).read_bytes()
+    (pack / FILE_NAME).write_bytes(raw.replace(b'"per": 32,', b'"per": 932,', 1))
+    with pytest.raises(LngenError, match="is not as a build wrote it"):
+        lngen.verify(pack)
+    with pytest.raises(LngenError, match="is not as a build wrote it"):
+        lngen.load(pack).norm("rmsnorm", d=8)
 
 
 def test_a_file_that_is_not_listed_is_told(pack: Path) -> None:

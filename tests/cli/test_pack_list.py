@@ -1,12 +1,11 @@
 """If these fail, pack list names other kernels than a launcher takes."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from commands import call, fails, prints
 from lngen.launch.pack import FILE_NAME
-from packs import kernel_set
+from packs import edit, kernel_set, written
 
 
 def entry(most: int, name: str, otherwise: str | None = None) -> dict[str, Any]:
@@ -22,9 +21,10 @@ def listing(folder: Path) -> Path:
     classes = [entry(1024, "c"), entry(2048, "b"), entry(4096, "b"), entry(8192, "a", "b"), entry(16384, "a", "c")]
     image = {"arch": "sm_80", "kind": "cubin", "classes": [*classes, entry(2**20, "a")]}
     specs = {"s.fwd:d=65536,dtype=bf16": {"row_bytes": 131072, "images": [image]}}
-    document = {"schema_version": 3, "specs": specs, "kernel_sets": sets, "other_files": {}}
+    for one in sets:
+        one["spec"] = {**one["spec"], "text": next(iter(specs))}
     folder.mkdir()
-    (folder / FILE_NAME).write_text(json.dumps(document))
+    (folder / FILE_NAME).write_bytes(written({"specs": specs, "kernel_sets": sets, "other_files": {}}))
     return folder
 
 
@@ -74,10 +74,8 @@ def test_pack_list_names_kernel_sets_after_their_spec(tmp_path: Path) -> None:
 
 def test_pack_list_says_once_what_a_gpu_lacks(tmp_path: Path) -> None:
     folder = listing(tmp_path / "pack")
-    document = json.loads((folder / FILE_NAME).read_text())
-    (image,) = document["specs"]["s.fwd:d=65536,dtype=bf16"]["images"]
-    image["classes"] = [entry(1024, "a"), entry(2**20, "a")]
-    (folder / FILE_NAME).write_text(json.dumps(document))
+    classes = [entry(1024, "a"), entry(2**20, "a")]
+    edit(folder, lambda d: d["specs"]["s.fwd:d=65536,dtype=bf16"]["images"][0].update(classes=classes))
     assert call("pack", "list", folder, "--device", "l40s").stderr.count("'a' needs") == 1
 
 

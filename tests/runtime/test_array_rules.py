@@ -1,5 +1,6 @@
 """If these fail, a kernel gets arrays that it cannot read, or a result destroys an array that is still needed."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fuzz import fuzzed
 from lngen.errors import ArrayError
 from lngen.graphs import GraphBuilder
 from lngen.ir import F32, D, M
-from lngen.launch.array_rules import Span, check_layout, meet, near, row_stride
+from lngen.launch.array_rules import Span, check_layout, meet, near, replaced, row_stride
 from lngen.launch.arrays import Layout
 from lngen.launch.kernels import WIDE, Tensor
 from lngen.runtime import Norm
@@ -81,6 +82,15 @@ def test_arrays_that_share_memory_are_found(
     assert (a is not None and b is not None and meet(a, b, distance + a.first - b.first)) == bool(shared)
     close = [low < distance < high for _, _, low, high in near([b, a], 1)]
     assert close in ([[True]] if shared else [[], [False], [True]])
+
+
+@pytest.mark.parametrize(("shift", "step"), [(0, 8), (4, 8), (-4, 8), (0, 4), (32, 8)])
+def test_a_sum_takes_exactly_the_place_of_what_it_is_added_to(shift: int, step: int) -> None:
+    """Here of 8 numbers each, and behind another input."""
+    tensors = X, Tensor("sums", "f64", 8, ("D",)), Tensor("dgamma", "f64", 8, ("D",))
+    places = [(0, Span.of([5, 8], [32, 4], 4)), *((4096 + n, Span.of([8], [d], 8)) for n, d in ((0, 8), (shift, step)))]
+    with nullcontext() if (shift, step) == (0, 8) else pytest.raises(ArrayError, match="'dgamma' is written to, but"):
+        assert replaced(tensors, places, 2, "", {"dgamma": "sums"}) == ()
 
 
 # ---- on a GPU ----

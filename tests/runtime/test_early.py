@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,25 @@ def test_a_kernel_starts_early_where_there_is_room(
     assert gpu.launched[-1].attributes == {}
 
 
+@pytest.mark.parametrize(("grid", "own", "port"), [
+    ((80, 1, 1), (156, 1, 1), 2), ((80, 1, 1), (157, 1, 1), 0),
+    ((40, 2, 1), (156, 1, 1), 2), ((66, 2, 1), (1, 1, 1), 0), ((11, 3, 4), (1, 1, 1), 0),
+    ((80, 1, 1), (78, 2, 1), 2), ((80, 1, 1), (79, 2, 1), 0), ((80, 1, 1), (40, 1, 4), 0),
+])  # fmt: skip
+def test_blocks_of_all_dimensions_count(
+    monkeypatch: pytest.MonkeyPatch, grid: tuple[int, ...], own: tuple[int, ...], port: int
+) -> None:
+    monkeypatch.setattr(early, "resident_blocks", lambda *kernel: 1)
+    before, after = (early._Kernel(1, blocks, (384, 1, 1)) for blocks in (grid, own))
+    assert early._port(before, after, 132) == port
+
+
+def test_the_threads_of_all_dimensions_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "resident_blocks", lambda function, threads, shared: 1024 // threads)
+    one, two = (early._Kernel(1, (132, 1, 1), block) for block in ((32, 8, 4), (32, 8, 2)))
+    assert [early._port(before, one, 132) for before in (one, two)] == [0, 2]
+
+
 def test_the_rule_loses_at_no_gemm_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows, D, K, us behind the end of the GEMM, with the attribute, and early; and the GEMM's blocks."""
     monkeypatch.setattr(early, "resident_blocks", lambda *kernel: 1)
@@ -108,6 +128,24 @@ def test_the_attribute_is_for_launches_outside_a_capture_and_for_later_kernels(g
     early = {PROGRAMMATIC_STREAM_SERIALIZATION: 1}
     assert attributes == [{}, early, early, early, {}, early]
     assert edges(gpu) == [[], [BEGUN], [TRIGGERED], [WAITS], [WAITS], [BEGUN], [TRIGGERED]]
+
+
+def test_a_capture_that_the_driver_refuses_keeps_the_attribute(gpu: FakeDriver) -> None:
+    """Twice, and captures and launches that are not captured after it."""
+    made = loaded(gpu)
+    gpu.raises = False  # as above
+    bound = made.bind(5, dict.fromkeys(made.tensors, 96))
+    (launch,) = bound.launches
+    for refused in (701, 0, 701, 0):
+        gpu.refuse = {"cuLaunchKernelEx": refused} if refused else {}
+        with pytest.raises(LngenError) if refused else nullcontext():
+            bound([4096] * len(made.tensors), 0, STREAM)
+        assert launch.config.count == 1
+    for stream in (7, 7, STREAM, 7):
+        bound([4096] * len(made.tensors), 0, stream)
+        assert launch.config.count == 1
+    once = {PROGRAMMATIC_STREAM_SERIALIZATION: 1}
+    assert [one.attributes for one in gpu.launched] == [{}, {}, once, once, {}, once]
 
 
 def test_only_the_edge_from_one_kernel_is_changed(gpu: FakeDriver) -> None:
@@ -170,6 +208,17 @@ def test_every_captured_call_can_start_early(gpu: FakeDriver) -> None:
     del made
     assert first not in early.kernel_sets
     assert lngen.overlap_captured(STREAM) == 0, "the function may be somebody else's by now"
+
+
+def test_of_a_call_the_first_kernel_alone_starts_early(gpu: FakeDriver) -> None:
+    """Another may wait for the end of the one before it, as if a program had taken it out of the call."""
+    made = loaded(gpu, BACKWARD, overlap=False)
+    before(gpu)
+    call(made)
+    last = [*gpu.nodes[GRAPH].values()][-1]
+    last.edges = dict.fromkeys(last.edges, WAITS)
+    assert lngen.overlap_captured(STREAM) == 1
+    assert edges(gpu) == [[], [BEGUN], [WAITS]]
 
 
 @pytest.mark.parametrize("stream", [0, 7, "a stream"])

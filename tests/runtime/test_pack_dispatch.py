@@ -156,6 +156,23 @@ def test_a_gpu_takes_what_it_can_launch(
     assert pack.kernels(spec, 0, 1000) is loaded
 
 
+def test_one_pack_on_several_devices(built: Any, on: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own image, loaded in its own context."""
+    folder = built("clusters")
+    on(folder, 9, 0, devices=3)
+    gpus = [driver.gpu(0), driver.gpu(1)._replace(capability=(10, 0)), driver.gpu(2)]
+    monkeypatch.setattr("lngen.launch.pack.gpu", gpus.__getitem__)
+    pack = lngen.load(folder)
+    found = [pack.kernels(WIDE, device, 1) for device in range(3)]
+    assert [one.gpu.context for one in found] == [gpu.context for gpu in gpus]
+    assert [(file.rpartition(".")[2], device) for file, device in pack._loaded] == [
+        ("cubin", 0),
+        ("ptx", 1),
+        ("cubin", 2),
+    ]
+    assert all(pack.kernels(WIDE, device, 1) is found[device] for device in range(3))
+
+
 @pytest.mark.parametrize(("name", "capability", "more"), [("clusters", (9, 0), 512), ("clusters", (10, 0), 0)])
 def test_the_arch_of_the_resources_is_launched_with_their_memory(
     built: Any, on: Any, name: str, capability: tuple[int, int], more: int
@@ -237,13 +254,15 @@ def test_a_driver_that_is_too_old_is_one_sentence(built: Any, on: Any, capabilit
     assert facts["driver"] == oldest
     on(folder, *capability, version=oldest)
     lngen.load(folder).kernels(WIDE, 0, 1)
-    on(folder, *capability, version=12090)
-    with pytest.raises(LngenError) as error:
-        lngen.load(folder).kernels(WIDE, 0, 1)
-    assert str(error.value) == (
-        f"'{choice(folder)[0]}.sm_90.{file}' was made by NVRTC {facts['nvrtc']} and needs a driver for CUDA "
-        f"{major}.{minor * least} or newer, got one for 12.9; update the driver, or build with an older NVRTC."
-    )
+    for version, text in ((12090, "12.9"), (oldest - 10, f"{(oldest - 10) // 1000}.{(oldest - 10) % 1000 // 10}")):
+        on(folder, *capability, version=version)
+        driver._gpu.cache_clear()
+        with pytest.raises(LngenError) as error:
+            lngen.load(folder).kernels(WIDE, 0, 1)
+        assert str(error.value) == (
+            f"'{choice(folder)[0]}.sm_90.{file}' was made by NVRTC {facts['nvrtc']} and needs a driver for CUDA "
+            f"{major}.{minor * least} or newer, got one for {text}; update the driver, or build with an older NVRTC."
+        )
 
 
 def test_a_file_that_is_not_as_listed_is_never_loaded(built: Any, on: Any, tmp_path: Path) -> None:

@@ -148,6 +148,28 @@ def test_x_in_place(pack: Any, gpu: FakeDriver) -> None:
         norm.backward(torch.ones(3, D), saved)
 
 
+def test_a_second_backward_lacks_what_the_first_overwrote(pack: Any, gpu: FakeDriver) -> None:
+    norm, dy = pack.norm("layernorm", d=D, dtype="f32"), torch.ones(3, D)
+    x, gamma, beta = numbers(3, D), numbers(D, seed=1), numbers(D, seed=2)
+    _, saved = norm.forward(x, gamma, beta)
+    gpu.raises = False  # as above
+    norm.backward(dy, saved, out=(x, None, None))
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
+        norm.backward(dy, saved)
+
+
+def test_results_are_given_in_turns(pack: Any) -> None:
+    """Arrays of one layout, now for y, now for h: rows of what is given lie apart, those of a new one do not."""
+    inputs, norm = [numbers(3, D), numbers(3, D, seed=1), numbers(D, seed=2)], pack.norm("add_rmsnorm", d=D)
+    wanted, _ = norm.forward(*inputs)
+    for place in (0, 1, 0):
+        out = [None, None, None]
+        out[place] = torch.zeros(3, 2 * D)[:, :D]
+        found, _ = norm.forward(*inputs, out=tuple(out))
+        assert found[place] is out[place]
+        assert same(found, map(host, wanted))
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
 def test_a_copy_launches_and_takes_what_the_norm_saved(pack: Any, copied: Any) -> None:
     norm = pack.norm("layernorm", d=D, dtype="f32").prepare()

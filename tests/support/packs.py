@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from lngen.compile import Compilation
 from lngen.config import PACKAGE
 from lngen.contract import described
 from lngen.files import sha256
-from lngen.launch.pack import FILE_NAME
+from lngen.launch.pack import FILE_NAME, SETS, head
 from lngen.spec import parse_spec
 
 SCHEMA = json.loads((PACKAGE / "aot" / "schema.json").read_text(encoding="utf-8"))
@@ -31,6 +31,7 @@ def kernel_set(name: str, files: Mapping[str, bytes], text: str = "", **more: An
     return {
         **trivial(),
         "name": name,
+        "spec": {**trivial()["spec"], "text": f"spec {name}"},
         "text_sha256": sha256(text.encode()),
         "lngen_version": "0.9",
         "compile": {"flags": [], "include": None},
@@ -78,10 +79,33 @@ def manifest_of(folder: Path) -> Any:
     return json.loads((folder / FILE_NAME).read_bytes())
 
 
+def written(document: Mapping[str, Any], texts: Mapping[str, bytes] | None = None) -> bytes:
+    """The bytes of a manifest with that content, and with the digests that a build would give it.
+
+    ``texts``: of its kernel sets, by name, in place of those in it.
+    """
+    top = {k: v for k, v in document.items() if k not in ("schema_version", "sha256", "texts", "kernel_sets")}
+    own = {e["name"]: manifest.text_of(e) for e in document["kernel_sets"]} if texts is None else texts
+    return manifest.written(top, own)
+
+
+def sealed(raw: bytes) -> bytes:
+    """A manifest that was changed in front of its kernel sets, with the digest of that part."""
+    begin, end = len(head(b"")), raw.index(SETS)
+    return head(raw[begin:end]) + raw[begin:]
+
+
+def edit(folder: Path, change: Callable[[Any], object]) -> None:
+    """Change the manifest of a pack: a build of somebody else, whose digests are right."""
+    document = manifest_of(folder)
+    change(document)
+    (folder / FILE_NAME).write_bytes(written(document))
+
+
 # ---- wrong manifests ----
 
 # Objects whose keys are names, and keys that need not be there.
-NAMED = ("specs", "resources", "resources.*", "files", "other_files", "outputs", "options", "same_tensor")
+NAMED = ("specs", "resources", "resources.*", "files", "other_files", "texts", "outputs", "options", "same_tensor")
 OPTIONAL = ("row_stride_multiple",)
 WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "", [])
 
