@@ -136,9 +136,10 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
 
 def _to_torch(array: Any, shape: Sequence[int]) -> Any:
     """A tensor that autograd takes for no view, so that it can be modified in place."""
-    if isinstance(array, np.ndarray) and array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.int16).reshape(shape)).view(torch.bfloat16).clone()
-    tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else array
-    if not tensor.numel():
-        return tensor.new_empty(shape)  # an array without elements has any strides
-    return torch.ops.aten._unsafe_view(tensor, shape)
+    if isinstance(array, np.ndarray):
+        narrow = array.dtype == ml_dtypes.bfloat16
+        array = torch.from_numpy(array.view(np.int16) if narrow else array)
+        array = array.view(torch.bfloat16).clone() if narrow else array
+    if not array.numel():
+        return array.new_empty(shape)  # an array without elements has any strides
+    return torch.ops.aten._unsafe_view(array, shape)
