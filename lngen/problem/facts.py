@@ -136,7 +136,7 @@ def _live(graph: Graph) -> int:
     """Computed [M, D] values that a later phase uses, at most; inputs are not counted.
 
     The compiler keeps some elements of most values and computes the others anew. The factors of sums of segments count
-    twice, because kernels keep all their elements.
+    twice, because kernels keep all their elements. An absolute value is part of the instruction that uses it.
     """
     levels = depths(graph)
     made = {e.out: operand_depth(e, levels) for e in graph.eqns}
@@ -144,7 +144,7 @@ def _live(graph: Graph) -> int:
     for eqn in graph.eqns:
         for value in eqn.args:
             last[value] = max(last.get(value, 0), made[eqn.out])
-    wide = [v for v in made if v.type.axes == WIDE]
+    wide = [e.out for e in graph.eqns if e.out.type.axes == WIDE and e.op != "abs"]
     kept = {a for e in graph.eqns if e.op == "segment_dot" for a in e.args}
 
     def left(end: int) -> int:
