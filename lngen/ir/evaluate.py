@@ -8,7 +8,7 @@ import numpy as np
 
 from lngen.ir.ops import OPS
 from lngen.ir.real import Array, Real, Setting
-from lngen.ir.types import WIDE, Axis, D, Graph, Value, indexed_by_elements, segment_of
+from lngen.ir.types import WIDE, Axis, D, Graph, Value, has_segments, indexed_by_elements, segment_of
 
 
 def evaluate(
@@ -28,13 +28,16 @@ def evaluate(
         error = _spread(p, errors[p.name]) if errors and p.name in errors else np.zeros_like(value)
         values[p] = Real(value, error)
     segment, setting = segment_of(graph, sizes.get(D, 1)), Setting(sizes, wide)
+    segmented = has_segments(graph)
     with np.errstate(all="ignore"):
         for eqn in graph.eqns:
             meaning = OPS[eqn.op].real
             assert meaning is not None, f"{eqn.op} is made of the bits of f32"
-            args = zip((values[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
-            along_d = tuple(_of_elements(a, sizes[D], segment) if met else a for a, met in args)
-            values[eqn.out] = meaning(along_d, eqn, setting)
+            args = tuple([values[a] for a in eqn.args])
+            if segmented:
+                met = zip(args, indexed_by_elements(eqn), strict=True)
+                args = tuple(_of_elements(a, sizes[D], segment) if along_d else a for a, along_d in met)
+            values[eqn.out] = meaning(args, eqn, setting)
     return {r.name: Real(_gather(r, values[r].value, sizes), _gather(r, values[r].error, sizes)) for r in graph.results}
 
 

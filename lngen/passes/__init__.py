@@ -54,7 +54,12 @@ __all__ = [
 
 
 class Trace(dict[str, Graph]):
-    """The graph after every pass, by the pass' name, and the log of how a backward was derived."""
+    """The graph after every pass, by the pass' name, and the log of how a backward was derived.
+
+    ``raw``: the derivative as it is defined, with which the passes are compared.
+    """
+
+    raw: Graph
 
     def __init__(self, **graphs: Graph) -> None:
         super().__init__(graphs)
@@ -83,8 +88,10 @@ def backward(
     # A number per row that forward saves is an output only if it has a cotangent.
     outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
     log = trace.log
-    constant = constants(graph, wrt, of, log, eps, positive)
-    trace["vjp"] = derived = vjp(replace(graph, results=outputs), wrt, of, stored, constant, log)
+    constant, kept = constants(graph, wrt, of, log, eps, positive), replace(graph, results=outputs)
+    trace["vjp"] = derived = vjp(kept, wrt, of, stored, constant, log)
+    plain = not constant and all(e.op != "detach" for e in graph.eqns)
+    trace.raw = derived if plain else defined(kept, wrt, of)
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds, log=log), "simplify")
     trace["save"] = derived = verify(save(derived, graph, saved, demanded, log), "save")

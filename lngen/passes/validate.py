@@ -42,19 +42,14 @@ class Excess:
 
 
 def validate(
-    forward: Graph,
-    trace: Mapping[str, Graph],
-    wrt: tuple[str, ...],
-    of: tuple[str, ...],
-    eps: float,
-    positive: Collection[str] = (),
+    forward: Graph, raw: Graph, trace: Mapping[str, Graph], eps: float, positive: Collection[str] = ()
 ) -> None:
     """ValidationError if the graph ``trace["cse"]`` is not the derivative of ``forward``; names the first wrong pass.
 
-    ``wrt`` and ``of`` are the inputs and results of the derivative, ``positive`` the inputs declared positive. Arrays
-    to which gradients are added are zeros.
+    ``raw`` is that derivative, see ``defined``; ``positive`` are the inputs declared positive. Arrays to which
+    gradients are added are zeros.
     """
-    definition = _Definition(forward, wrt, of, eps, positive)
+    definition = _Definition(forward, raw, eps, positive)
     if definition.excess(trace["cse"]) is None:
         return
     step, found = next((s, e) for s in STEPS if (e := definition.excess(trace[s])) is not None)
@@ -72,14 +67,12 @@ def defined(forward: Graph, wrt: tuple[str, ...], of: tuple[str, ...]) -> Graph:
 class _Definition:
     """The derivative as it is defined, evaluated at one instance."""
 
-    def __init__(
-        self, forward: Graph, wrt: tuple[str, ...], of: tuple[str, ...], eps: float, positive: Collection[str]
-    ) -> None:
+    def __init__(self, forward: Graph, raw: Graph, eps: float, positive: Collection[str]) -> None:
         inputs = instance(forward, eps, positive)
         results = evaluate(forward, inputs, wide=True)
         self._known: dict[str, Array] = inputs | {name: r.value for name, r in results.items()} | cotangents(results)
         self._errors = {name: r.error for name, r in results.items() if name not in inputs}
-        self._wanted = self._evaluated(defined(forward, wrt, of))
+        self._wanted = self._evaluated(raw)
 
     def _evaluated(self, graph: Graph) -> dict[str, Real]:
         absent = {p.name: np.zeros(p.type.shape(ROWS, FEATURES)) for p in graph.params if p.name not in self._known}

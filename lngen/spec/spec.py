@@ -226,8 +226,7 @@ class Spec:
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         graph = passes.finish(graph, self.d, trace, self.blocks, self.order)
-        given = self.differentiates, self.differentiated, self.eps_or_default, self._declared_positive
-        passes.validate(trace["build"], trace, *given)
+        passes.validate(trace["build"], trace.raw, trace, self.eps_or_default, self._declared_positive)
         trace["share"] = passes.share_results(graph)
         return trace
 
