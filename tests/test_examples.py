@@ -1,11 +1,13 @@
 """If these fail, a program of lngen/examples does not run, or does not print what it promises."""
 
+import importlib.util
 import json
 import re
 import runpy
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 8
+    assert len(programs) == 9
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -174,6 +176,50 @@ def test_gpt_step_has_the_losses_of_pytorch(
     assert re.fullmatch(
         r"2 layers of 64, 32 tokens: torch \S+ ms \(1.00\), lngen \S+ ms \(\S+\); losses agree to \S+\n",
         capsys.readouterr().out,
+    )
+
+
+def test_patch_transformers_times_a_model_that_it_patches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A library like transformers, with one family of one norm."""
+    torch = pytest.importorskip("torch")
+
+    class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, config: SimpleNamespace) -> None:
+            super().__init__()
+            self.config, self.device = config, torch.device("cpu")
+            self.words = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+            self.norm = torch.nn.LayerNorm(config.hidden_size)
+
+        def forward(self, input_ids: Any, labels: Any) -> SimpleNamespace:
+            return SimpleNamespace(loss=self.norm(self.words(input_ids)).pow(4).mean())
+
+    fake = SimpleNamespace(LlamaForCausalLM=Model, LlamaConfig=SimpleNamespace, __spec__=None)
+    monkeypatch.setitem(sys.modules, "transformers", fake)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake if name == "transformers" else None)
+    with pytest.raises(SystemExit, match="0"):
+        run("patch_transformers", "--tiny", "--models", "llama", monkeypatch=monkeypatch)
+    lines = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(
+        r"llama, 32 tokens: eager \S+ ms \(1.00\), lngen \S+ ms \(\S+\); losses agree to (\S+)", lines[0]
+    )
+    assert found is not None
+    assert float(found[1]) < 1e-5
+    assert lines[1].startswith("| model | tokens | eager, ms | patched, ms | times |")
+    assert re.fullmatch(r"\| llama \| 32 \| \S+ \| \S+ \| \S+ \|  \|  \|", lines[3])
+
+
+@pytest.mark.parametrize("options", [(), ("--tiny",)])
+def test_patch_transformers_without_what_it_needs_says_so(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="3"):
+        run("patch_transformers", *options, monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == (
+        "transformers is expected, and not found; --tiny runs on the CPU, with transformers\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""Eight short programs. Run one with ``python -m lngen.examples.NAME``; none needs a GPU, gpt_step with ``--tiny``.
+"""Nine short programs: ``python -m lngen.examples.NAME``. None needs a GPU, with ``--tiny`` where a step is timed.
 
 ahead_of_time       generate kernels into a folder, and what a launcher reads from its manifest
 autotune            measure schedules on a GPU, or print the model's order where there is none
@@ -6,6 +6,7 @@ gpt_step            a training step of small GPTs: norms of PyTorch, of lngen by
 hub_pack            a package for Hugging Face kernels: 14 widths, five archs; what it takes on disk and in time
 inspect_kernel      the CUDA text of a kernel, and what another schedule changes in it
 own_graph           a new graph: forward and derived backward, checked by finite differences
+patch_transformers  a training step of models of transformers: eager, patched in one line, with Liger's norms
 residual            a residual stream: pre-LN, post-LN, gradients added to existing arrays
 train_equals_serve  a row in a training batch and alone, under five schedules: no bit differs; torch and Liger beside it
 """
