@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -85,28 +83,11 @@ def trained(model: Any, tokens: int) -> Callable[[], Any]:
     return step
 
 
-def timed(steps: Mapping[str, Callable[[], Any]], rounds: int, count: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Milliseconds of a step, the median of interleaved rounds, and the last loss."""
-    import torch
-
-    wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    losses: dict[str, float] = {}
-    for _ in range(rounds + 1):  # the first one warms up
-        for name, step in steps.items():
-            wait()
-            start = time.perf_counter()
-            for _ in range(count):
-                loss = step()
-            wait()
-            times[name].append(1e3 * (time.perf_counter() - start) / count)
-            losses[name] = loss.item()
-    return {name: statistics.median(taken[1:]) for name, taken in times.items()}, losses
-
-
 def measured(family: str, tokens: int, tiny: bool) -> dict[str, float]:
     """Milliseconds by ``eager``, ``lngen`` and ``liger``, which is absent where Liger has no patch."""
     import torch
+
+    from lngen.examples.gpt_step import timed
 
     transformers = import_module("transformers")
     model_class, config_class, config = FAMILIES[family]
