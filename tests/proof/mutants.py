@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.check.inputs import distances, random_inputs, same_bits
 from lngen.emit import emit
-from lngen.errors import CompileError, PtxError
+from lngen.errors import CompileError, PtxError, ValidationError
 from lngen.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.headers import bundled
 from lngen.interpret import interpret
@@ -263,7 +263,10 @@ def killer(mutant: Mutant) -> str:
     t = twin(mutant.subject)
     most = LONGER * max(clean(mutant.subject).traffic.segments.values(), default=1)
     with mutant.patch() if mutant.patch else nullcontext():  # a spec keeps its graph, its copy computes it again
-        plan = lower(replace(t.spec), SUBJECTS[mutant.subject].schedule) if mutant.patch else t.plan
+        try:
+            plan = lower(replace(t.spec), SUBJECTS[mutant.subject].schedule) if mutant.patch else t.plan
+        except ValidationError:
+            return "the derivation is wrong"
     plan = mutant.plan(plan) if mutant.plan else plan
     assert plan != t.plan or not (mutant.patch or mutant.plan), "the mutation changed nothing"
     try:
