@@ -226,9 +226,13 @@ class Spec:
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         graph = passes.finish(graph, self.d, trace, self.blocks, self.order)
-        passes.validate(trace["build"], trace.raw, trace, self.eps_or_default, self._declared_positive)
+        self._validate(trace)
         trace["share"] = passes.share_results(graph)
         return trace
+
+    def _validate(self, trace: passes.Trace) -> None:
+        """ValidationError if a derived backward is not the derivative of the forward."""
+        passes.validate(self.forward(), trace.raw, trace, self.eps_or_default, self._declared_positive)
 
     @cached_property
     def without_statistics(self) -> Graph:
@@ -236,7 +240,10 @@ class Spec:
 
         SpecError if it cannot, because a saved output stands for the row.
         """
-        return self._derive(taken=self.definition.outputs(self.options))
+        trace = passes.Trace()
+        trace["cse"] = graph = self._derive(trace, self.definition.outputs(self.options))
+        self._validate(trace)
+        return graph
 
     def _derive(self, trace: passes.Trace | None = None, taken: Collection[str] | None = None) -> Graph:
         """The graph of a backward over any D; of what forward saves it may take only what is among ``taken``."""
