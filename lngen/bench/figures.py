@@ -57,6 +57,7 @@ NAMES = {
 }
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
 LEAST = 3  # widths that make a line
+LEGEND = 110  # letters of a line of the legend, of which a mark takes six
 LEAST_FRACTION, MOST_FRACTION = 0.5, 1.1
 STYLE = {
     "svg.hashsalt": "lngen",
@@ -199,9 +200,11 @@ def _size_class(r: Record) -> str:
 
 
 def _title(figure: Any, title: str, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """The title above, the legend below."""
+    """The title above, the legend below, in as few lines as hold it."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    lines = -(-sum(len(label) + 6 for label in labels) // LEGEND)
+    ncols = -(-len(labels) // lines)
+    figure.legend(handles, labels, loc="outside lower center", ncols=ncols, frameon=False, fontsize=9)
 
 
 def _series(axes: Any, name: str, points: Sequence[tuple[float, float, int]], line: bool, colour: str) -> None:

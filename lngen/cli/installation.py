@@ -128,7 +128,7 @@ def examine() -> list[Finding]:
         *_gpus(),
         _cache(),
         *(_data(name) for name in ("templates", "generated")),
-        _package("nvidia-cuda-nvdisasm", install_hint("inspect"), "lngen show --stage sass needs nvdisasm"),
+        _package("nvidia-cuda-nvdisasm", INSTALL, "lngen show --stage sass needs nvdisasm"),
         _package("torch", install_hint("bench"), "lngen bench needs it, the tests have it as an oracle"),
     ]
 

@@ -90,7 +90,7 @@ def _program() -> str:
 
 
 def _hint() -> str:
-    return f"install it with: {install_hint('inspect')}, or: pip install {PACKAGE}"
+    return f"install it with: {install_hint('cuda13')}, or: pip install {PACKAGE}"
 
 
 # ---- the text of nvdisasm ----

@@ -149,7 +149,7 @@ def test_bad_requests_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sass, "PACKAGE", "no-such-package")
     for name in ("PATH", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.setenv(name, "")
-    assert "[inspect]" in fails(3, *short)
+    assert "[cuda13]" in fails(3, *short)
     assert [*tmp_path.iterdir()] == []
 
 
