@@ -16,7 +16,7 @@ from lngen.compile import KernelSet
 from lngen.config import data_dir
 from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
-from lngen.explain.reasons import reasons, why_not
+from lngen.explain.reasons import changed, reasons, why_not
 from lngen.explain.section import WIDTH, Section, Subject, Table
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
@@ -227,15 +227,36 @@ def test_why_not_from_the_command_and_without_a_compiler(monkeypatch: pytest.Mon
 
 def test_the_ranking_has_the_same_times() -> None:
     one, data, _ = explained("column sums")
-    listed = json.loads(prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--json"))["ranking"]
+    asked = BACKWARD, "--rows", "8192", "--ranking"
+    listed = json.loads(prints("tune", *asked, "--json"))["ranking"]
     expected = us(one, 8192, *(line["schedule"] for line in listed))
     assert [line["predicted_us"] for line in listed] == pytest.approx(expected, abs=1e-3)
     times = {t["schedule"]: t["measured_us"] for t in data["trials"]}
     assert [line["measured_us"] for line in listed] == [times.get(line["schedule"]) for line in listed]
     assert sum(line["measured_us"] is not None for line in listed) > 20
     assert [line["from"] for line in listed[:2]] == ["h200.toml", "model"]
-    head, _, *lines = prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--top", "3").splitlines()
-    assert "| h200.toml | 52.618       | 49.816      | form=tma" in lines[0]
-    assert len(lines) == 3
-    assert "measured" in head
-    assert "measured" not in prints("tune", BACKWARD, "--rows", "8191", "--ranking", "--top", "3")
+    title, times_of, from_, head, _, *lines = prints("tune", *asked, "--top", "3").splitlines()
+    assert title.startswith(f"{BACKWARD} with 8192 rows: schedules in the order")
+    assert times_of == "predicted: by lngen's model; measured: recorded on NVIDIA H200 with 8192 rows"
+    assert from_.startswith("from: table = the entry of h200.toml for rows of this kind, measured; model =")
+    assert [cell.strip() for cell in lines[0].split("|")[1:5]] == ["0", "table", "52.62", "49.82"]
+    assert listed[0]["schedule"] in lines[0]
+    assert [line.split("|")[5].strip() for line in lines[1:]] == ["stages=3", "stages=4,early_release=no"]
+    assert "spec" not in head
+    assert "measured us" not in prints("tune", BACKWARD, "--rows", "8191", "--ranking", "--top", "3")
+
+
+def test_a_ranking_is_a_table_for_each_job_and_its_changes_lead_back() -> None:
+    loss = "cross_entropy.bwd:d=32000,dtype=f32"
+    asked = "tune", loss, "--ranking", "--top", "9", "--rows", "64,4096"
+    listed = json.loads(prints(*asked, "--json"))["ranking"]
+    tables = prints(*asked).split("\n\n")
+    assert [f"{loss} with {rows} rows" in text for text, rows in zip(tables, (64, 4096), strict=True)] == [True, True]
+    assert ["| from " in text for text in tables] == [False, False]
+    assert ["need not rise" in text for text in tables] == [False, True]
+    subject = subject_of(loss, "", 64, H200)
+    for first, text in ((0, tables[0]), (9, tables[1])):
+        base = parse_schedule(listed[first]["schedule"], ANY)
+        cells = [line.split("|")[3].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+        found = [changed(base, cell, subject.problem, H200) for cell in cells[1:]]
+        assert [str(s) for s in found] == [line["schedule"] for line in listed[first + 1 : first + 9]]
