@@ -58,8 +58,8 @@ def reasons(subject: Subject) -> Section:
         Text(SIGNS),
         Lines(tuple(_lines(subject.schedule, fields)), FIELDS_HEAD),
         Text(
-            f"{len(e.space)} schedules are legal for this spec and have room on this GPU. The records of this spec and "
-            f"workload class have {len(recorded) or 'no'} schedules."
+            f"{len(e.space)} schedules are legal for this spec and have room on this GPU. On it, "
+            f"{len(recorded) or 'none'} have recorded times for this workload class."
         ),
     )
     return Section("schedule", "Schedule", blocks, {
@@ -106,8 +106,9 @@ def _entry(key: Key, most: int, p: Problem) -> str:
     text = f"The entry holds for {way}, {8 * key.element}-bit rows of D = {key.d} and {size} KiB of inputs for each "
     text += "multiprocessor."
     text += f" That D is the nearest to {p.d} in the table." if key.d != p.d else ""
-    text += f" Its rows have {key.more} [M, D] inputs more than those of a norm." if key.more else ""
-    return text + (f" Its graph has {key.heavy} equations an element." if key.heavy else "")
+    more = f"{key.more} more [M, D] input{'s' * (key.more > 1)} than a norm"
+    text += f" It is for graphs with {more}." if key.more else ""
+    return text + (f" Its graph has {key.heavy} equations for each element." if key.heavy else "")
 
 
 def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:

@@ -169,6 +169,14 @@ def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "rows of D = 4096 and up to 256 KiB of inputs for each multiprocessor. That D is the nearest to 4224" in near
     ranked = "The model ranks it at place 18 of 488. The model's own first choice would be stages=3; measured, it takes"
     assert f"{ranked} 0.2 % more time." in flat(explained("column sums")[2])
+    assert "On it, 56 have recorded times for this workload class." in flat(explained("column sums")[2])
+    gated = flat(reasons(subject_of("gated_rmsnorm.bwd:d=4096,dtype=bf16", rows=4096)))
+    for said in (
+        "1 more [M, D] input than a norm. Its graph has 41 equations for each element.",
+        "On it, none have recorded times",
+    ):
+        assert said in gated
+    assert re.search(r"own first choice would be form=\S+; measured on NVIDIA H100 80GB HBM3, it takes", gated)
     assert explained("no bulk copies")[1]["source"]["kind"] == "model"
     assert "You chose this schedule, by form=multipass" in flat(explained("multipass")[2])
     first, spilled = str(subject_of(own("gated", d=520), rows=None).schedule), KernelSet.spilled
