@@ -21,6 +21,7 @@ from lngen.bench.tasks import (
 from lngen.ir import DType
 
 WORST = 5  # points that a summary names
+MOST_DIGITS = 9  # behind the point
 COMMON = range(768, 16384 + 1, 256)  # widths of models
 OWN, VARIANT = "lngen", "lngen:"  # lngen; another schedule
 
@@ -211,8 +212,8 @@ def _summary(kind: str, graph: str, direction: str, provider: str, group: Sequen
         ratio_target=_ratio_target(kind, graph, direction),
         compared=len(ratios),
         ahead=len(ratios) - len(slower),
-        worst=tuple(f"{_shape(r)} {r.fraction:.3f} of {r.target:.3f}" for r in missed[:WORST]),
-        slower=tuple(f"{_shape(r)} {r.ratio:.2f} x {r.best_peer}" for r in slower[:WORST]),
+        worst=tuple(f"{_shape(r)} {' < '.join(unlike(r.fraction or 0, r.target or 1, 3))}" for r in missed[:WORST]),
+        slower=tuple(f"{_shape(r)} {unlike(r.ratio or 0, RATIO_EACH, 2)[0]} x {r.best_peer}" for r in slower[:WORST]),
     )
 
 
@@ -225,6 +226,13 @@ def _ratio_target(kind: str, graph: str, direction: str) -> float | None:
 def geometric_mean(ratios: Sequence[float]) -> float:
     """The mean to four digits, of at least one ratio."""
     return round(math.exp(sum(map(math.log, ratios)) / len(ratios)), 4)
+
+
+def unlike(less: float, more: float, digits: int) -> tuple[str, str]:
+    """Two numbers with so many decimals, or with as many as make them differ."""
+    while f"{less:.{digits}f}" == f"{more:.{digits}f}" and digits < MOST_DIGITS:
+        digits += 1
+    return f"{less:.{digits}f}", f"{more:.{digits}f}"
 
 
 def _shape(r: Record) -> str:

@@ -32,6 +32,10 @@ from lngen.version import __version__
 Item = TypeVar("Item", Record, HostRecord)
 RANGES = {"rows": (1, LARGEST), "d": (1, LARGEST), "fraction": (0, 100)}  # of numbers, which a picture has room for
 MOST_BYTES = 2**28  # of a file, many times the size for the largest grids
+SWEEPS = (
+    "'{0}' holds times of many schedules, not what 'lngen bench --out' wrote. "
+    "To make a table of schedules of it, run 'lngen tune --table FILE --recorded {0}'."
+)
 # What differs between the records of a point; the rest is written once.
 COLUMNS = (
     "provider", "us_median", "us_p10", "us_p90", "us_min", "gb_s", "fraction", "launches", "schedule", "note",
@@ -70,6 +74,8 @@ def read_json(path: Path) -> Saved:
     """The content that ``write_json`` wrote, now or in an earlier version; LngenError for anything else."""
     try:
         content = parse_json(read(path, MOST_BYTES))
+        if {"device", "schedules", "points"} <= content.keys():
+            raise LngenError(SWEEPS.format(path))
         records = [_made(Record, r) for r in benched(content["records"])]
         host = [_made(HostRecord, h) for h in content.get("host", [])]
         runs = [{str(k): str(v) for k, v in run.items()} for run in content.get("runs", [])]
@@ -77,7 +83,8 @@ def read_json(path: Path) -> Saved:
     except OSError as error:
         raise LngenError(f"'{path}' cannot be read: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --out' wrote: {error!r}.") from error
+        why = f"it has no '{error.args[0]}'" if isinstance(error, KeyError) else str(error)
+        raise LngenError(f"'{path}' is expected to be a file that 'lngen bench --out' wrote, but {why}.") from error
 
 
 def _points(records: Iterable[Record]) -> Iterator[dict[str, Any]]:

@@ -174,7 +174,7 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     The ceiling is a plain copy or the sum of two arrays, whichever has the more similar share of writes, of as many
     bytes as the graph's [M, D] tensors: for a norm the copy (forward) and the sum (backward), and both for forward and
     backward as one unit. The peers of a graph are PyTorch with the same expression, and the libraries that have a
-    kernel for it. The table has lngen's fraction of the ceiling in brackets, with a target that is missed. Options
+    kernel for it. The table has lngen's fraction of the ceiling in brackets; a † marks a missed target. Options
     that name several things separate them by commas. The --out file is written after every point.
     """
     from lngen.bench import figures, store, summary

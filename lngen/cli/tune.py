@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,6 +23,7 @@ from lngen.spec import Spec, parse_spec
 from lngen.user_input import whole
 
 if TYPE_CHECKING:
+    from lngen.problem import Schedule
     from lngen.runtime.lock_file import Locked
     from lngen.tune.job import Choice, Job, Listener
     from lngen.tune.trials import Trial
@@ -323,20 +324,49 @@ def _print_ranking(
     from lngen.tune.candidates import ranking
 
     gpu = named(device) if device else default_device()
-    listed: list[dict[str, object]] = []
+    listed: list[dict[str, Any]] = []
+    texts: list[str] = []
     for spec in specs:
         p = Compilation(spec).problem
         for m in rows:
             found = ranking(spec, m, gpu.arch, gpu)[:top]
             chosen = {s: table.file for table, _, s in origins(p, workload(p, m, gpu), gpu)}
             here = next((r.times for r in runs(str(spec), p, gpu, m) if (r.device, r.rows) == (gpu.name, m)), {})
+            lines = []
             for rank, (s, us) in enumerate(zip(found, predicted(found, p, m, gpu).round(3).tolist(), strict=True)):
                 about = {"spec": str(spec), "rows": m, "rank": rank, "from": chosen.get(s, "model")}
-                listed.append({**about, "predicted_us": us, "measured_us": here.get(s), "schedule": str(s)})
-    keys = [key for key in listed[0] if any(line[key] is not None for line in listed)]
-    shown = [["-" if line[key] is None else line[key] for key in keys] for line in listed]
-    columns = [key.replace("_us", " us") for key in keys]
-    output.table({"ranking": listed}, table_text(columns, shown))
+                lines.append({**about, "predicted_us": us, "measured_us": here.get(s), "schedule": str(s)})
+            texts.append(_ranking_text(lines, found, gpu.name))
+            listed += lines
+    output.table({"ranking": listed}, "\n".join(texts))
+
+
+def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule], gpu: str) -> str:
+    """The ranking of one job: what its columns say, and its schedules, after the first as changes where shorter."""
+    from lngen.explain.reasons import changes
+
+    first, measured = lines[0], any(line["measured_us"] for line in lines)
+    files = ", ".join(dict.fromkeys(line["from"] for line in lines if line["from"] != "model"))
+    by_model = [line["predicted_us"] for line in lines if line["from"] == "model"]
+    said = [
+        f"{first['spec']} with {first['rows']} rows: schedules in the order in which lngen prefers them on {gpu}",
+        "predicted: by lngen's model" + f"; measured: recorded on {gpu} with {first['rows']} rows" * measured,
+    ]
+    if files:
+        said.append(f"from: table = the entry of {files} for rows of this kind, measured; model = by prediction")
+    if by_model != sorted(by_model):
+        said.append("The order is that of the most rows of the workload class, so these times need not rise.")
+    columns = {
+        "rank": [line["rank"] for line in lines],
+        "from": ["model" if line["from"] == "model" else "table" for line in lines] if files else [],
+        "predicted us": [f"{line['predicted_us']:.4g}" for line in lines],
+        "measured us": [f"{us:.4g}" if (us := line["measured_us"]) else "-" for line in lines] if measured else [],
+        "schedule; below the first, what differs from it": [
+            min(str(s), changes(found[0], s), key=len) if s != found[0] else str(s) for s in found
+        ],
+    }
+    shown = {name: cells for name, cells in columns.items() if cells}
+    return "".join(f"{line}\n" for line in said) + table_text([*shown], zip(*shown.values(), strict=True))
 
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:

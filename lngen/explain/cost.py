@@ -11,7 +11,7 @@ from lngen.errors import LngenError
 from lngen.explain.evidence import PHRASES, expected, memory_us
 from lngen.explain.section import Block, Section, Subject, Table, Text
 from lngen.explain.steps import reads
-from lngen.explain.timings import records
+from lngen.explain.timings import UNKNOWN, records
 from lngen.ir import REDUCTIONS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value
 from lngen.ir.types import axes_union
 from lngen.lower import Plan
@@ -159,6 +159,10 @@ def measured(subject: Subject) -> list[dict[str, Any]]:
 # ---- the section ----
 
 
+ROOFLINE = "Roofline: each input and result moves once at the memory's bandwidth, all flops run at the peak of f32:"
+HEADS = {"larger": "the larger one", "generator": "lngen's generator"}  # of columns, where the names of data are short
+
+
 def cost(subject: Subject) -> Section:
     """Operations and bytes, what is kept, the roofline of every described GPU, what bounds it, and records."""
     plan, device, kinds, work = subject.plan, subject.device, operations(subject.plan.graph), flops(subject.plan.graph)
@@ -169,21 +173,23 @@ def cost(subject: Subject) -> Section:
         "read again": (moved(plan) - least, "by later phases and kernels, as far as no cache has it"),
         **{what: (bytes_of(*of), listed(v.name for v in of)) for what, of in kept(plan.spec).items()},
     }
-    table = [("flops", formula(work), si(at(work, subject)), f"{at(work, subject) / at(least, subject):.3g} a byte")]
+    each = f"{at(work, subject) / at(least, subject):.3g} for each byte"
+    table = [("flops", formula(work), si(at(work, subject)), each)]
     table += ((name, formula(n), si(at(n, subject), "B"), text) for name, (n, text) in amounts.items() if n)
-    table += [("workspace", "", si(buffers, "B"), f"for L2, which has {device.l2_mib} MiB")] * bool(buffers)
+    cached = f"meant to stay in the L2 cache of {device.l2_mib} MiB"
+    table += [("workspace", "", si(buffers, "B"), cached)] * bool(buffers)
     double, limit, found = plan.accumulator is DType.F64, bound(subject), measured(subject)
     roofs = [roofline(d, at(least, subject), at(work, subject), double=double) for d in described().values()]
-    mine = {str(subject.schedule): "this one"}
+    mine, near = {str(subject.schedule): "this one"}, f"Recorded times, at the recorded rows nearest to {subject.rows}:"
     operations_text = ", ".join(f"{kind} {formula(n)}" for kind, n in kinds.items())
     blocks: tuple[Block, ...] = (
         Table(("", "formula", f"at {subject.rows} rows", ""), tuple(table)),
-        Text(f"Operations, of which an fma is two flops: {operations_text}."),
-        _table(roofs, "Roofline: each input and result once at the memory's bandwidth; all flops at the peak of f32"),
+        Text(f"Operations: {operations_text}. An fma counts as two flops; casts and others count as none."),
+        _table(roofs, ROOFLINE),
         Text(_expected(limit, subject)),
-        _table(
-            [{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], "Measured, at the nearest rows:"
-        ),
+        _table([{**r, "schedule": mine.get(r["schedule"], "another")} for r in found], near)
+        if found
+        else Text("No time of this spec is recorded here."),
     )
     data = {name: as_json(n, subject) for name, (n, _) in [("flops", (work, "")), *amounts.items()]}
     more = {"operations": {kind: as_json(n, subject) for kind, n in kinds.items()}, "workspace": buffers}
@@ -192,20 +198,22 @@ def cost(subject: Subject) -> Section:
 
 def _expected(limit: Mapping[str, Any], subject: Subject) -> str:
     if not limit:
-        return "The model is about rows, and this call has none."
+        return "The model predicts the time of rows, and this call has none."
     parts = ", ".join(f"{name} {us:.4g}" for name, us in limit["parts"].items() if us)
-    without = ", without the kernel that only adds columns" * any(k.role == "columns" for k in subject.plan.kernels)
-    text = f"On {subject.device.name} the model expects {limit['us']:.4g} us{without}: {parts}."
-    return f"{text} The call is bound by {limit['by']}: {PHRASES[limit['by']]}."
+    columns = any(k.role == "columns" for k in subject.plan.kernels)
+    text = f"The model of lngen predicts {limit['us']:.4g} us on the {subject.device.name}."
+    text += " That leaves out the kernel that only adds columns." * columns
+    return f"{text} Its parts in us: {parts}. The call is bound by {limit['by']}: {PHRASES[limit['by']]}."
 
 
-def _table(rows: Sequence[Mapping[str, Any]], heading: str) -> Block:
-    if not rows:
-        return Text(f"{heading} no time of this spec is recorded here.")
-    return Table(tuple(rows[0]), tuple(tuple(map(_cell, row.values())) for row in rows), heading)
+def _table(rows: Sequence[Mapping[str, Any]], heading: str = "") -> Table:
+    """Rows as a table, without the columns of which nothing is recorded."""
+    kept = [name for name in rows[0] if any(row[name] not in ("", UNKNOWN) for row in rows)]
+    cells = tuple(tuple(_cell(row[name]) for name in kept) for row in rows)
+    return Table(tuple(HEADS.get(name, name) for name in kept), cells, heading)
 
 
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.{4 if value < 1e4 else 6}g}"
-    return "-" if value is None else str(value)
+    return "-" if value in (None, "", UNKNOWN) else str(value)

@@ -347,8 +347,8 @@ class _Derivation:
         head = "Forward, and the derivative of each equation (dv is the cotangent of v)"
         blocks = (
             Table(("equation", "adds to the cotangents"), tuple(self._rows(equations)), head),
-            Lines(_continued(lines), "Cotangents as sums of products, where more than that acted"),
-            Lines(_continued(self._identities()), "Identities that acted, and where"),
+            Lines(_continued(lines), "Cotangents as sums of products, where identities simplified them"),
+            Lines(_continued(self._identities()), "These identities, and where each acted"),
             Lines(_continued(self._closed_form()), "The gradients"),
         )
         first = (Text(STOPPED.format(", ".join(stopped))),) if stopped else ()

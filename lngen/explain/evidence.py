@@ -41,6 +41,14 @@ PHRASES = {
 }
 
 
+# What a part of the predicted time is.
+PARTS = PHRASES | {
+    "memory": "every input and result once, at the memory's bandwidth",
+    "traffic": "bytes that are read again, and bandwidth that is not reached",
+    "spills": "spilled registers, which lengthen all other parts",
+}
+
+
 def memory_us(nbytes: float, device: Device) -> float:
     """Microseconds of bytes at the memory's bandwidth."""
     return nbytes / device.bandwidth_gb_s / 1e3
@@ -91,7 +99,7 @@ class Verdict:
 
     kind    rule: it is illegal; measured: both were, or it failed; predicted: the expected times differ by more than
             the model's error; unknown: they do not
-    short   the answer in a few words; ``sentence``: with its numbers
+    short   the answer in a few words; ``sentence``: one or more, with its numbers
     numbers microseconds of it and of the chosen one, measured or predicted; None where it has none
     """
 
@@ -149,18 +157,20 @@ class Evidence:
             if {chosen, other} <= run.times.keys():
                 us, mine = run.times[other], run.times[chosen]
                 short = f"measured {percent(us / mine)}"
-                sentence = f"{short}, {us:.4g} us against {mine:.4g} ({run})"
+                sentence = f"It took {us:.4g} us against {mine:.4g} us: {percent(us / mine)}. "
+                sentence += f"Both were measured on {run.place}."
                 short += f" on {run.device}" * (run.device != self.subject.device.name)
                 return Verdict("measured", short, sentence, (us, mine))
             failed = run.trials.get(other)
             if failed is not None and failed.us is None and run.device == self.subject.device.name:
                 short = f"failed: {failed.status}"
-                return Verdict("measured", short, f"{short}, {failed.reason} ({run})")
+                return Verdict("measured", short, f"It {short}, {failed.reason}. It ran on {run.place}.")
         us, mine = self.predicted(other, chosen).tolist()
         error, change = self.stated.apart_most, percent(us / mine)
-        sentence = (
-            f"predicted {change}, {us:.4g} us against {mine:.4g}; the model's error is {percent(math.exp(error))[1:]}"
-        )
+        sentence = f"The model predicts {us:.4g} us against {mine:.4g} us: {change}."
+        limit = percent(math.exp(error))[1:]
         if abs(math.log(us / mine)) > error:
-            return Verdict("predicted", f"predicted {change}", sentence, (us, mine))
-        return Verdict("unknown", f"cannot tell ({change})", sentence, (us, mine))
+            more = f"{sentence} That is more than its error of {limit}."
+            return Verdict("predicted", f"predicted {change}", more, (us, mine))
+        less = f"{sentence} That is less than its error of {limit}, so it cannot order the two."
+        return Verdict("unknown", f"cannot tell ({change})", less, (us, mine))

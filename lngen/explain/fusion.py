@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from lngen.explain.cost import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, moved, si
-from lngen.explain.section import Lines, Section, Subject, Text, entry
+from lngen.explain.section import Lines, Section, Subject, Table, Text, entry
 from lngen.explain.steps import REGISTERS, lives, reads, steps
 from lngen.ir import D, S
 from lngen.lower import Kernel, Plan
@@ -41,17 +41,20 @@ def fusion(subject: Subject) -> Section:
         "moved": as_json(whole, subject),
         "unfused": {"kernels": count, **as_json(apart, subject), "factor": factor},
     }
+    compared = tuple(
+        (name, str(n), formula(amount), si(at(amount, subject), "B"))
+        for name, n, amount in (("fused", len(kernels), whole), ("unfused", count, apart))
+    )
     text = (
-        f"Unfused, with a kernel for each equation of the derived graph that writes its result to memory in the dtype "
-        f"it is computed in: kernels {count}, bytes {formula(apart)}, {si(at(apart, subject), 'B')} for {subject.rows} "
-        f"rows. Fused: kernels {len(kernels)}, bytes {formula(whole)}, {si(at(whole, subject), 'B')}, {factor:.3g} "
-        "times less."
+        "Unfused, each equation of the derived graph is a kernel of its own. It writes its result to memory in the "
+        f"dtype it is computed in. Fusion moves {factor:.3g} times fewer bytes."
     )
     blocks = (
         Lines(tuple(_phase_lines(plan)), "A phase goes over a row and ends with the sums that need the whole row:"),
         Lines(tuple(_place_lines(subject)), "Where values live:"),
-        Text(f"Launches of a call: {len(kernels)}. {' '.join(k['why'] for k in kernels)}"),
+        Text(f"A call launches {len(kernels)} kernel{'s' * (len(kernels) > 1)}. {' '.join(k['why'] for k in kernels)}"),
         Text(text),
+        Table(("", "kernels", "bytes moved", f"at {subject.rows} rows"), compared),
     )
     return Section("fusion", "Fusion", blocks, data)
 
@@ -86,7 +89,7 @@ def _place_lines(subject: Subject) -> Iterator[str]:
     held = [v.name for v in plan.inputs if D in v.type.axes and (v.name, REGISTERS) in stays]
     held += [a.name for k in plan.kernels for a in k.accumulators]
     held += [t.name for k in plan.kernels for p in k.phases for t in (*p.kept, *(t for r in p.reduces for t in r.kept))]
-    yield from entry("registers", f"{listed(held)}; " * bool(held) + "all other elements within their phase")
+    yield from entry("registers", f"{listed(held)}; " * bool(held) + "all other elements, within their phase")
     again = subject.schedule.form == "multipass"
     joined_sums = (p.exchanged if not again else [s.name for r in p.reduces for s in r.sums] for p in kernel.phases)
     shared = [name for names in joined_sums for name in names if S in made[name].type.axes]
@@ -98,10 +101,11 @@ def _place_lines(subject: Subject) -> Iterator[str]:
         parts.append("row sums of the other blocks of a cluster" * (kernel.cluster > 1))
         yield from entry("shared memory", "; ".join(filter(None, parts)))
     counts = Counter((read["tensor"], read["per"]) for read in reads(plan) for _ in range(read["count"]))
-    found = (f"{t} {n}{f' for each {per}' * (per != 'call')}" for (t, per), n in counts.items())
+    times = {name: "once" if n == 1 else f"{n} times" for name, n in counts.items()}
+    found = (f"{t} {many}{f' for each {per}' * (per != 'call')}" for (t, per), many in times.items())
     yield from entry("times read", ", ".join(found))
     buffers = ", ".join(f"{b.name} {si(b.bytes(subject.rows), 'B')}" for b in plan.workspace)
-    l2 = f"; L2 of {subject.device.name} has {subject.device.l2_mib} MiB"
+    l2 = f"; the L2 cache of {subject.device.name} has {subject.device.l2_mib} MiB"
     yield from entry("workspace", buffers + l2 if buffers else "none")
 
 
@@ -109,7 +113,7 @@ def _why(kernel: Kernel) -> str:
     """Why this kernel is one of its own."""
     sentences = {
         "rows": "No row needs another one, so one kernel computes all that has rows.",
-        "columns": "In form multipass no block holds a row, so a kernel of its own reads rows again and adds columns.",
+        "columns": "In form multipass no block holds a row. So a kernel of its own reads rows again and adds columns.",
         "elementwise": "Results without rows have a kernel of their own.",
         "numbers": "One block reduces vectors to numbers, after the kernels that store them.",
     }
@@ -117,6 +121,6 @@ def _why(kernel: Kernel) -> str:
     if kernel.finish:
         sums = listed(a.name for a in kernel.finish.accumulators)
         where = "after a grid barrier of a cooperative launch" if kernel.phases else "by a kernel of its own"
-        text += f" Reductions over all rows: {sums}. Each block stores those of its rows, and they are joined in the "
-        text += f"order of the graph, {where}."
+        text += f" Reductions over all rows: {sums}. Each block stores the results of its rows. They are joined in the "
+        text += f"order that the graph states, {where}."
     return text.strip()

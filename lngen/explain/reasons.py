@@ -10,7 +10,7 @@ import numpy as np
 
 from lngen.devices import Device, default_device
 from lngen.errors import CompileError, EmitError, LowerError, MissingError, ScheduleError
-from lngen.explain.evidence import PHRASES, Evidence, Verdict, percent, predicted
+from lngen.explain.evidence import PARTS, PHRASES, Evidence, Verdict, percent, predicted
 from lngen.explain.section import Block, Lines, Section, Subject, Table, Text, entry
 from lngen.files import sha256
 from lngen.problem import ANY, STAGED, Problem, Schedule, check, check_arch, parse_schedule
@@ -20,11 +20,20 @@ from lngen.problem.schedule import FORMS, value_text
 from lngen.schedule import workload
 from lngen.schedule.model import REPEATED, estimated, features
 from lngen.schedule.space import FIELDS, FLAG_FIELDS, Numbers, Schedules
-from lngen.schedule.table import MANY, origins
+from lngen.schedule.table import MANY, Key, origins
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
 TIMES = "predicted_us", "measured_us"
-PARTS = "Parts in us, which add up: memory as in the roofline, traffic beyond it, then what the others add to both:"
+OTHER = "The best other schedules, as changes of this one: first by measured, then by predicted time"
+ADD_UP = (
+    "The parts of the predicted time add up. Waiting, issuing and starting overlap with memory, so only what they add "
+    "is theirs."
+)
+FIELDS_HEAD = "Each field, and what its neighbouring values would change:"
+SIGNS = (
+    "A value with + is slower than the chosen one by so much, one with - is faster. 'Cannot tell' means that the "
+    "predicted difference is smaller than the model's error."
+)
 
 
 def reasons(subject: Subject) -> Section:
@@ -34,22 +43,23 @@ def reasons(subject: Subject) -> Section:
     time = e.expected(subject.schedule)
     others, fields = _others(e), [*_fields(e)]
     recorded = {s for run in e.runs if run.device == subject.device.name for s in run.trials}
-    numbers = tuple(f"{n:.4g}" for n in time.parts.values())
     times = [key for key in TIMES if any(o[key] for o in others)]
     best = tuple((*(f"{o[key]:.4g}" if o[key] else "-" for key in times), o["changes"]) for o in others)
     blocks = (
         Text(about),
         Text(
-            f"Predicted for {e.rows} rows on {subject.device.name}: {time.us:.4g} us, bound by {time.by}: "
-            f"{PHRASES[time.by]}. {_error(e, time.by)}"
+            f"The model predicts {time.us:.4g} us for {e.rows} rows on the {subject.device.name}. The call is bound by "
+            f"{time.by}: {PHRASES[time.by]}. {ADD_UP}"
         ),
-        Table(tuple(time.parts), (numbers,), PARTS),
+        Table(("part", "us", "what it is"), tuple((n, f"{us:.4g}", PARTS[n]) for n, us in time.parts.items() if us)),
+        Text(_error(e, time.by)),
         Text(_measured(e)),
-        Table((*(key.replace("_us", " us") for key in times), "the best others, as changes"), best),
-        Lines(tuple(_lines(subject.schedule, fields)), "Fields and their neighbours, whose times differ by:"),
+        Table((*(key.replace("_us", " us") for key in times), "changes"), best, OTHER),
+        Text(SIGNS),
+        Lines(tuple(_lines(subject.schedule, fields)), FIELDS_HEAD),
         Text(
-            f"The space has {len(e.space)} legal schedules for whose blocks this GPU has room; {len(recorded)} "
-            "measured ones of this spec and workload class are recorded here."
+            f"{len(e.space)} schedules are legal for this spec and have room on this GPU. On it, "
+            f"{len(recorded) or 'none'} have recorded times for this workload class."
         ),
     )
     return Section("schedule", "Schedule", blocks, {
@@ -72,27 +82,33 @@ def _source(e: Evidence) -> tuple[dict[str, Any], str]:
     entries = {o: (table, key) for table, key, o in origins(s.problem, most, s.device)}
     if s.changed:
         data |= {"kind": "user", "changed": s.changed}
-        default = f" The default is {min(tried, key=tried.__getitem__)}." if tried else ""
-        text = f"The schedule is the user's: {s.changed}.{default}"
+        text = f"You chose this schedule, by {s.changed}."
+        text += f" The default is {min(tried, key=tried.__getitem__)}." if tried else ""
     elif chosen in entries:
         table, key = entries[chosen]
         data |= {"kind": "table", "table": table.file, "key": asdict(key), "class": most}
-        class_ = f"up to {most}" if most <= MANY else f"more than {MANY}"
-        text = (
-            f"The schedule is an entry of {table.file}, measured on {table.device} with rows of this kind: "
-            f"{key.direction}, {'an input more than a norm has, ' if key.more else ''}"
-            f"{f'{key.heavy} equations an element, ' if key.heavy else ''}{key.element} bytes an element, inputs of "
-            f"{class_} KiB a multiprocessor, D={key.d}, "
-            f"{'the same' if key.d == s.problem.d else f'the nearest to {s.problem.d}'}."
-        )
+        text = f"lngen took this schedule from its table of measured schedules for the {table.device} "
+        text += f"(lngen/devices/tables/{table.file}). {_entry(key, most, s.problem)}"
     else:
         data |= {"kind": "model"}
-        near = "The measured schedule that is near was refused" if entries else "No measured schedule is near"
-        text = f"{near}; this one is the first in the model's order that was accepted."
+        near = "The nearest measured schedule was refused" if entries else "lngen has measured no schedule of such rows"
+        text = f"{near}. So lngen took the first one in its model's order that was accepted."
     if not s.changed:
         data["spilled"] = {str(t): n for t, n in tried.items() if n}
-        text += "".join(f" Tried: {t}, which spills {n} bytes a thread." for t, n in data["spilled"].items())
+        text += "".join(f" It tried {t} as well. That spills {n} bytes a thread." for t, n in data["spilled"].items())
     return data, f"{text} {_favourite(e, order, data['rank'])}"
+
+
+def _entry(key: Key, most: int, p: Problem) -> str:
+    """What an entry of a table holds for."""
+    size = f"up to {most}" if most <= MANY else f"more than {MANY}"
+    way = {"fwd": "forward", "bwd": "backward"}[key.direction]
+    text = f"The entry holds for {way}, {8 * key.element}-bit rows of D = {key.d} and {size} KiB of inputs for each "
+    text += "multiprocessor."
+    text += f" That D is the nearest to {p.d} in the table." if key.d != p.d else ""
+    more = f"{key.more} more [M, D] input{'s' * (key.more > 1)} than a norm"
+    text += f" It is for graphs with {more}." if key.more else ""
+    return text + (f" Its graph has {key.heavy} equations for each element." if key.heavy else "")
 
 
 def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
@@ -100,10 +116,20 @@ def _favourite(e: Evidence, order: list[Schedule], rank: int | None) -> str:
     if rank == 0:
         return f"It is also the first of the {len(order)} schedules that the model ranks."
     spills = e.expected(e.subject.schedule).parts["spills"] > 0
-    why = "it expects spills" if spills else "it is not in the space"
-    text = f"The model ranks it {rank + 1} of {len(order)}" if rank else f"The model does not rank it: {why}"
-    found = e.against(order[0])
-    return f"{text}; it would choose {changes(e.subject.schedule, order[0])}: {found.short}."
+    why = "it expects registers to spill" if spills else "it is not among those that it ranks"
+    text = f"The model ranks it at place {rank + 1} of {len(order)}." if rank else f"The model does not rank it: {why}."
+    return f"{text} The model's own first choice would be {changes(e.subject.schedule, order[0])}{_fares(e, order[0])}."
+
+
+def _fares(e: Evidence, other: Schedule) -> str:
+    """How another schedule fares against the chosen one, as the end of a sentence."""
+    found = e.against(other)
+    if found.numbers is None:
+        return f". It {found.short}"
+    ratio = found.numbers[0] / found.numbers[1]
+    source = f"measured {found.short.partition(' % ')[2]}".rstrip() if found.kind == "measured" else "predicted"
+    within = ", which is within the model's error" * (found.kind == "unknown")
+    return f"; {source}, it takes {percent(ratio)[1:]} {'more' if ratio > 1 else 'less'} time{within}"
 
 
 # ---- what it takes ----
@@ -113,28 +139,31 @@ def _error(e: Evidence, by: str) -> str:
     a, fitted = e.stated, default_device().name
     off, most, apart, apart_most = (percent(math.exp(n))[1:] for n in (a.off, a.off_most, a.apart, a.apart_most))
     known = a.dominated.get(by)
-    where = f" ({percent(math.exp(known))[1:] if known else 'not known'} where {by} bounds them)"
-    elsewhere = "" if e.subject.device.name == fitted else f" On {e.subject.device.name} the error is not known."
+    where = f" ({percent(math.exp(known))[1:]} where {by} bounds the call)" if known else ""
+    elsewhere = "" if e.subject.device.name == fitted else f" On the {e.subject.device.name} the error is not known."
     return (
-        f"The model's error, over {a.schedules} recorded times on {fitted}: the median is {off}{where}, nine in ten "
-        f"are within {most}. Ratios of two times are off by {apart}, nine in ten by less than {apart_most}: beyond it, "
-        f"{100 * a.told:.0f} % of pairs are ordered right, and within it the model cannot tell.{elsewhere}"
+        f"lngen compared its model with {a.schedules} recorded times on the {fitted}. Half of the predicted times are "
+        f"within {off}{where}, nine in ten within {most}. Half of the predicted ratios of two times are within "
+        f"{apart}, nine in ten within {apart_most}. So it cannot order two schedules whose predicted times differ by "
+        f"less than {apart_most}. Of pairs that differ by more, it orders {100 * a.told:.0f} % right.{elsewhere}"
     )
 
 
 def _measured(e: Evidence) -> str:
     """The run that the measured times are of, and how the chosen schedule fares in it."""
     if not e.runs:
-        return "No time of this spec itself is recorded here for this workload class, on any GPU."
-    run, s = e.runs[0], e.subject
+        return "No time of this spec itself is recorded here for this workload class."
+    run, s, count = e.runs[0], e.subject, len(e.runs[0].times)
     us = run.times.get(s.schedule)
+    many = "schedules of this spec were" if count != 1 else "schedule of this spec was"
+    text = f"{count} {many} measured on {run.place}."
     if us is None:
-        return f"Measured: {run}, without the chosen one."
+        return f"{text} The chosen one is not among them."
     kernel, faster = run.trials[s.schedule].kernel, sum(other < us for other in run.times.values())
-    here = kernel == sha256(s.kernels.bundle.encode())[:16]
-    version = "this kernel" if here else "another version of this kernel" if kernel else "of an unknown version"
-    place = f"rank {faster + 1} of {len(run.times)}"
-    return f"Measured: {run}. The chosen one, {version}, takes {us:.4g} us, {place}."
+    here = "today's" if kernel == sha256(s.kernels.bundle.encode())[:16] else "an earlier one"
+    place = f"place {faster + 1} of {count} by time" if faster else f"the least of {count}" if count > 1 else "alone"
+    text += f" The chosen one took {us:.4g} us, {place}."
+    return f"{text} The CUDA text that was measured is {here if kernel else 'not recorded'}."
 
 
 def _others(e: Evidence) -> list[dict[str, Any]]:
@@ -182,12 +211,13 @@ def _fields(e: Evidence) -> Iterator[dict[str, Any]]:
 def _lines(chosen: Schedule, fields: list[dict[str, Any]]) -> Iterator[str]:
     """A paragraph for each field; values that break the same rule share it."""
     for name in FIELDS:
-        said: dict[str, list[str]] = {}
+        said: dict[tuple[str, bool], list[str]] = {}
         for f in (f for f in fields if f["field"] == name):
+            rule = f["kind"] == "rule"
             also = ",".join(c for c in f["changes"].split(",") if not c.startswith(f"{name}="))
-            with_ = f" with {also}" if also and f["kind"] != "rule" else ""
-            said.setdefault(f["short"], []).append(value_text(f["other"]) + with_)
-        text = "; ".join(f"{' or '.join(those)}: {short}" for short, those in said.items())
+            with_ = f" with {also}" if also and not rule else ""
+            said.setdefault((f["short"], rule), []).append(value_text(f["other"]) + with_)
+        text = "; ".join(f"{' or '.join(v)}{' is illegal' * rule}: {short}" for (short, rule), v in said.items())
         yield from entry(f"{name}={value_text(getattr(chosen, name))}", text)
 
 
@@ -289,18 +319,22 @@ def why_not(subject: Subject, text: str) -> Section:
     e = Evidence(subject)
     found, both = e.against(asked), [e.expected(s) for s in (chosen, asked)]
     data |= {"rows": e.rows, **vars(found)}
-    columns = ("", "predicted us", *both[0].parts, *(("registers", "spilled") if used else ()))
-    cells = []
     for name, (us, parts, _), compiled in zip(("chosen", "asked"), both, used or ({}, {}), strict=True):
         data[f"{name}_numbers"] = {"predicted_us": us, "parts": parts, "resources": compiled}
-        cells.append((name, *(f"{n:.4g}" for n in (us, *parts.values())), *map(str, compiled.values())))
+    mine, other = ({"predicted us": us, **parts} for us, parts, _ in both)
+    used_parts = [name for name, n in mine.items() if n or other[name]]
+    cells: list[tuple[str, ...]] = [(name, f"{mine[name]:.4g}", f"{other[name]:.4g}") for name in used_parts]
+    cells += [(f"{name} a thread", *(str(one[kind]) for one in used)) for kind, name in USED.items() if used]
     spills = f"It spills {used[1]['spilled']} bytes a thread. " if used and used[1]["spilled"] else ""
-    table = Table(columns, tuple(cells), f"For {e.rows} rows on {subject.device.name}, us:")
-    return _section(data, Text(spills + _answer(found)), table)
+    head = f"For {e.rows} rows on the {subject.device.name}, the predicted time in us and its parts:"
+    return _section(data, Text(spills + _answer(found)), Table(("", "chosen", "asked"), tuple(cells), head))
 
 
 def _section(data: dict[str, Any], *blocks: Block) -> Section:
     return Section("why_not", "Why not", (Text(f"Asked: {data['asked']}"), *blocks), data)
+
+
+USED = {"registers": "registers", "spilled": "bytes spilled"}
 
 
 def _resources(subject: Subject, s: Schedule) -> dict[str, int]:
@@ -310,11 +344,12 @@ def _resources(subject: Subject, s: Schedule) -> dict[str, int]:
 
 
 def _answer(found: Verdict) -> str:
-    """One sentence, and what follows from it."""
-    if found.kind == "unknown" or found.numbers is None:
-        more = "the model cannot tell; 'lngen tune' measures it" if found.numbers else "it did not get as far as a time"
-        return f"{found.sentence[0].upper()}{found.sentence[1:]}: {more}."
+    """What follows from the numbers, and the numbers."""
+    if found.numbers is None:
+        return found.sentence
+    if found.kind == "unknown":
+        return f"{found.sentence} 'lngen tune' measures both."
     us, mine = found.numbers
     same = found.kind == "measured" and abs(math.log(us / mine)) < REPEATED
     word = "as fast, as far as times repeat" if same else "slower" if us > mine else "faster"
-    return f"It is {'expected to be ' * (found.kind == 'predicted')}{word}: {found.sentence}."
+    return f"It is {'expected to be ' * (found.kind == 'predicted')}{word}. {found.sentence}"

@@ -71,8 +71,8 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
         guards.append(f"equal numbers of {source} add up exactly, short of overflow: a constant row gives 0")
     if any(S in f.out.type.axes and e.args[0] in f.args for f in final):
         guards.append("the variance is computed from segments about their own means")
-    risk = f"loses digits, if the mean of {x} is far from 0 beside its spread: the error of {mean}, up to {depth} * "
-    risk += f"{unit(e)} of the mean of |{x}|, is in every difference"
+    risk = f"loses digits, if the mean of {x} is far from 0 beside its spread. The error of {mean} is in every "
+    risk += f"difference: up to {depth} * {unit(e)} of the mean of |{x}|"
     yield Hazard("mean removed", risk, "; ".join(guards))
 
 
@@ -96,8 +96,8 @@ def remainder(g: Facts, e: Eqn) -> Iterator[Hazard]:
     eqns = [f for f in g.made.values() if f.op not in ("const", "size")]
     sums = {f.out for f in eqns if f.op in SUMS} & upstream(eqns, [b])
     if upstream(eqns, [a]) & upstream(eqns, sums) & {f.out for f in eqns}:
-        risk = f"cancels, if {g.names[b]}, which depends on what {g.names[a]} does, takes nearly all of it away: the "
-        risk += f"rounding errors of both, {unit(e)} of their size or more, are then large beside the rest"
+        risk = f"cancels, if {g.names[b]} is nearly all of {g.names[a]}; both depend on the same values. Their "
+        risk += f"rounding errors, {unit(e)} of their size or more, are then large beside the rest"
         yield Hazard("remainder", risk)
 
 
@@ -109,7 +109,7 @@ def cancellation(g: Facts, e: Eqn) -> Iterator[Hazard]:
     a, b, taken = found
     low, high = max(g.ranges[a].low, taken.low), min(g.ranges[a].high, taken.high)
     if low <= high and (low, high) != (0, 0):
-        risk = f"cancels, if {g.names[a]} and {g.names[b]} are nearly equal: their rounding errors, {unit(e)} of their "
+        risk = f"cancels, if {g.names[a]} and {g.names[b]} are nearly equal. Their rounding errors, {unit(e)} of their "
         yield Hazard("cancellation", f"{risk}size or more, are then large beside the difference")
 
 
@@ -196,7 +196,7 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
         risk = f"is infinite, if |{g.names[x]}| exceeds {most:.2g} in one place, or {most / sqrt(count):.2g} in all"
         yield Hazard("squares", risk, limit=most)
     risk = f"may be off by {depth} * {unit(e)} of the sum of |terms|"
-    risk += ", much beside the sum, if terms of both signs nearly cancel" if terms.low < 0 < terms.high else ""
+    risk += ". That is much beside the sum, if terms of both signs nearly cancel" if terms.low < 0 < terms.high else ""
     guard = f"added as a tree: at most {depth} roundings of a term, not {count - 1}" if depth < count - 1 else ""
     yield Hazard("row sum" if of_row else "column sum", risk, guard)
 
@@ -217,6 +217,10 @@ def hazards(facts: Facts) -> list[tuple[Eqn, Hazard]]:
 
 ROWS, ELEMENTS = 5, 2**16  # of a measurement; long rows are fewer
 SHOWN = 10  # facts
+TRIED = (
+    "Measured with inputs of 'lngen conform', against float64. The condition is the largest sum of |terms| over |sum| "
+    "of a row. The other columns are errors, in units in the last place of the row's largest number."
+)
 # The cases of the conformance suite that show a hazard; of the means, the largest that the dtype can hold.
 MEANS = ("large-mean-1e4", "large-mean-1e3", "large-mean-1e2")
 CASES_OF = {"one-pass variance": MEANS, "mean removed": MEANS, "root of 0": ("tiny-variance", "constant-rows")}
@@ -232,12 +236,12 @@ def stability(subject: Subject) -> Section:
     ranges = [text for eqn, same in facts.eqns if (text := facts.ranges[same.out].text(str(eqn.out)))]
     measured = _measured(facts, found)
     more = f"; {len(ranges) - SHOWN} more with --json" if len(ranges) > SHOWN else ""
-    known = Text(f"For any finite input, unless it is a NaN: {'; '.join(ranges[:SHOWN])}{more}.")
+    known = Text(f"Ranges that hold for any finite input, unless a value is a NaN: {'; '.join(ranges[:SHOWN])}{more}.")
     listed = Lines(tuple(_listed(found)), "What can go wrong, for which inputs, and what stands against it:")
-    table = Text(measured) if isinstance(measured, str) else _table(measured)
+    tried = (Text(measured),) if isinstance(measured, str) else (Text(TRIED), _table(measured))
     findings = [{"value": e.out.name, "equation": print_eqn(e), **hazard._asdict()} for e, hazard in found]
     data = {"facts": ranges, "findings": findings, "measured": measured}
-    return Section("stability", "Stability", (*[known] * bool(ranges), listed, table), data)
+    return Section("stability", "Stability", (*[known] * bool(ranges), listed, *tried), data)
 
 
 def _listed(found: Found) -> list[str]:
@@ -247,7 +251,7 @@ def _listed(found: Found) -> list[str]:
         groups.setdefault((hazard.name, bool(hazard.guard), hazard.limit), []).append((e, hazard))
     lines = []
     for (first, hazard), *others in groups.values():
-        likewise = f"; likewise {', '.join(str(e.out) for e, _ in others)}" if others else ""
+        likewise = f". The same holds for {', '.join(str(e.out) for e, _ in others)}" if others else ""
         guard = f"guard: {hazard.guard}" if hazard.guard else ""
         lines.append(f"{print_eqn(first)}   ({hazard.name})")
         lines += [line for text in (hazard.risk + likewise, guard) for line in wrapped(text, "  ", "  ")]
@@ -346,8 +350,4 @@ def _table(measured: list[dict[str, Any]]) -> Table:
         name, worst = max(row["conditions"].items(), key=lambda item: item[1] or np.inf, default=("", 0.0))
         where = f"{cell(worst)} at %{name}" if name else "-"
         rows.append((row["inputs"], where, *(cell(row["errors"][name]) for name in names)))
-    heading = (
-        "Measured with inputs of lngen conform, against float64: the largest sum of |terms| / |sum| of a row, and\n"
-        "errors in units in the last place of the largest number of a row:"
-    )
-    return Table(("inputs", "condition", *names), tuple(rows), heading)
+    return Table(("inputs", "condition", *names), tuple(rows))

@@ -97,6 +97,11 @@ class Run:
         """Microseconds of the schedules that were timed."""
         return {s: r.us for s, r in self.trials.items() if r.us is not None}
 
+    @property
+    def place(self) -> str:
+        """In words, where the times are from."""
+        return f"the {self.device} with {self.rows} rows ({', '.join(filter(None, (self.source, self.about)))})"
+
     def __str__(self) -> str:
         about = f", {self.about}" if self.about else ""
         count = f"{len(self.times)} schedule{'s' * (len(self.times) != 1)}"

@@ -33,7 +33,7 @@ Terms = tuple[Term, ...]  # a sum; like terms are not added
 
 IDENTITIES: Mapping[str, str] = {
     "repeated": "a repeated operand has the sum of the cotangents of its copies",
-    "maximum": "what equations do with this maximum cancels in the results, so they add nothing to its cotangent",
+    "maximum": "the results do not depend on this maximum, so equations add nothing to its cotangent",
     "distributive": "a product of sums is the sum of the products of their terms",
     "like": "like terms are one term, with the sum of their coefficients",
     "linear": "the sum of several terms is the sum of the sums of each, since addition commutes",

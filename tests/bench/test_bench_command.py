@@ -40,7 +40,7 @@ def run_bench(*options: str) -> str:
 
 def test_the_command_prints_and_writes(on_the_cpu: None, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
-    assert "layernorm fwd f32, GB/s" in run_bench("--shapes", "8x32", "--out", str(file))
+    assert "layernorm fwd f32: GB/s" in run_bench("--shapes", "8x32", "--out", str(file))
     saved = read_json(file)
     assert [r.provider for r in saved.records] == ["copy", "torch"]
     assert saved.conditions == {"rounds": "10"}

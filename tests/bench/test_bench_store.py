@@ -57,12 +57,22 @@ def test_a_file_of_other_conditions_is_not_continued(tmp_path: Path) -> None:
         resumed(file, {"device": "A100"})
 
 
-def test_a_file_that_is_no_benchmark_is_refused(tmp_path: Path) -> None:
+NO_BENCHMARK = {
+    "": "expected to be a file that 'lngen bench --out' wrote, but ",
+    "[]": "expected to be a file that 'lngen bench --out' wrote, but ",
+    '{"conditions": {}}': "expected to be a file that 'lngen bench --out' wrote, but it has no 'records'.",
+    '{"records": [{"spec": 1}], "conditions": {}}': "wrote, but ",
+    '{"device": "A", "schedules": [], "points": []}':
+        r"b.json' holds times of many schedules, .* run 'lngen tune --table FILE --recorded .*b.json'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_BENCHMARK)
+def test_a_file_that_is_no_benchmark_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "b.json"
-    for text in ("", "[]", '{"records": [{"spec": 1}], "conditions": {}}'):
-        file.write_text(text, encoding="utf-8")
-        with pytest.raises(LngenError, match="expected to be a file that 'lngen bench --out' wrote"):
-            read_json(file)
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(LngenError, match=NO_BENCHMARK[text]):
+        read_json(file)
     with pytest.raises(LngenError, match="cannot be read"):
         read_json(tmp_path / "none.json")
 

@@ -14,8 +14,8 @@ from explained import computed, subject_of
 from lngen import config
 from lngen.check.inputs import random_inputs
 from lngen.devices import described
-from lngen.explain import Subject, cost, explain, reasons
-from lngen.explain.cost import at, flops, measured, moved, operations, peak
+from lngen.explain import Section, Subject, cost, explain, reasons
+from lngen.explain.cost import _table, at, flops, measured, moved, operations, peak
 from lngen.explain.steps import reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
@@ -142,7 +142,8 @@ def test_one_split_of_the_time_adds_up_in_every_section(case: tuple[str, Schedul
     (roof,) = (r["memory us"] for r in sections[0].data["roofline"] if r["GPU"] == subject.device.name)
     assert found["parts"]["memory"] == pytest.approx(roof)
     assert f"memory {roof:.4g}," in " ".join(str(sections[0]).split())
-    assert re.search(rf"^  {roof:.4g} ", str(sections[1]), re.MULTILINE)
+    assert re.search(rf"^  memory +{roof:.4g} +every", str(sections[1]), re.MULTILINE)
+    assert not re.search(r"^  \w+ +0  ", str(sections[1]), re.MULTILINE), "no part without a time"
 
 
 def test_without_rows_all_sections_are_about_the_same_ones() -> None:
@@ -180,5 +181,22 @@ def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytes
     }
     other = subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)
     said = " ".join(str(section) for section in (cost(other), reasons(other)))
-    assert "an entry of h200.toml, measured on NVIDIA H200 with rows of this kind" in " ".join(said.split())
-    assert said.count("no time of this spec") + said.count("No time of this spec itself") == 2
+    assert "from its table of measured schedules for the NVIDIA H200 (lngen/devices/tables/h200.toml)." in " ".join(
+        said.split()
+    )
+    assert said.count("No time of this spec is recorded") + said.count("No time of this spec itself") == 2
+
+
+COLUMNS = {
+    "nothing recorded": ([{"rows": 1, "calls": "not recorded", "version": ""}], ("rows",)),
+    "in one row": ([{"calls": "in turn", "generator": "earlier"}, {"calls": "not recorded", "generator": "earlier"}],
+                   ("calls", "lngen's generator")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_a_column_of_which_nothing_is_recorded_is_left_out(case: str) -> None:
+    rows, columns = COLUMNS[case]
+    table = _table(rows)
+    assert table.columns == columns
+    assert "not recorded" not in str(Section("s", "S", (table,)))

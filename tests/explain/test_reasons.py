@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,9 @@ from lngen.compile import KernelSet
 from lngen.config import data_dir
 from lngen.devices import Device, named
 from lngen.errors import MissingError, ScheduleError
-from lngen.explain.reasons import reasons, why_not
-from lngen.explain.section import WIDTH, Section, Subject, Table
+from lngen.explain import explain
+from lngen.explain.reasons import changed, reasons, why_not
+from lngen.explain.section import WIDTH, Section, Subject, Table, Text
 from lngen.files import sha256
 from lngen.problem import ANY, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
@@ -52,6 +54,25 @@ def explained(case: str) -> tuple[Subject, dict[str, Any], str]:
     one = subject_of(*CASES[case])
     section = reasons(one)
     return one, dict(section.data), str(section)
+
+
+SENTENCES = {
+    "a table's": ("layernorm.bwd:d=4096,dtype=bf16", ""),
+    "the model's": ("cross_entropy.bwd:d=32000,dtype=f32", ""),
+    "a user's": (FORWARD, "threads=256"),
+}
+
+
+@pytest.mark.parametrize("case", SENTENCES)
+def test_sentences_are_short(case: str) -> None:
+    """At most 25 words, each of one idea; lists of operations and ranges are no sentences."""
+    spec, change = SENTENCES[case]
+    one = replace(subject_of(spec, change, None, H200), changed=change)
+    sections = [*explain(one), why_not(one, "blocks_per_sm=3")]
+    texts = [b.text for s in sections for b in s.blocks if isinstance(b, Text)]
+    sentences = [s for text in texts for s in re.split(r"(?<=[.:]) (?=[A-Z'])", text)]
+    assert [s for s in sentences if len(s.split()) > 25 and not re.match(r"Operations|Ranges|Asked|Its parts", s)] == []
+    assert len(sentences) > 20
 
 
 @cache
@@ -119,7 +140,7 @@ def test_reasons_are_of_every_kind() -> None:
     assert all({"rule", "unknown"} <= found for found in kinds.values())
     elsewhere = flat(explained("another GPU")[2])
     assert "measured +32.4 % on NVIDIA H200" in elsewhere
-    assert "On NVIDIA H100 PCIe the error is not known" in elsewhere
+    assert "On the NVIDIA H100 PCIe the error is not known" in elsewhere
     assert "form=tma needs sm_90 or later" in flat(explained("no bulk copies")[2])
 
 
@@ -144,15 +165,25 @@ def test_the_sources_of_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
         (table,) = [t for t in tables() if t.file == source["table"]]
         assert (source["kind"], source["key"], source["class"]) == ("table", asdict(key_of(one.problem)), most)
         assert parse_schedule(table.entries[key_of(one.problem)][most], ANY).kind == one.schedule.kind
-    assert "D=4096, the nearest to 4224" in flat(reasons(subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)))
-    assert "The model ranks it 18 of 488" in flat(explained("column sums")[2])
+    near = flat(reasons(subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)))
+    assert "rows of D = 4096 and up to 256 KiB of inputs for each multiprocessor. That D is the nearest to 4224" in near
+    ranked = "The model ranks it at place 18 of 488. The model's own first choice would be stages=3; measured, it takes"
+    assert f"{ranked} 0.2 % more time." in flat(explained("column sums")[2])
+    assert "On it, 56 have recorded times for this workload class." in flat(explained("column sums")[2])
+    gated = flat(reasons(subject_of("gated_rmsnorm.bwd:d=4096,dtype=bf16", rows=4096)))
+    for said in (
+        "1 more [M, D] input than a norm. Its graph has 41 equations for each element.",
+        "On it, none have recorded times",
+    ):
+        assert said in gated
+    assert re.search(r"own first choice would be form=\S+; measured on NVIDIA H100 80GB HBM3, it takes", gated)
     assert explained("no bulk copies")[1]["source"]["kind"] == "model"
-    assert "The schedule is the user's: form=multipass" in flat(explained("multipass")[2])
+    assert "You chose this schedule, by form=multipass" in flat(explained("multipass")[2])
     first, spilled = str(subject_of(own("gated", d=520), rows=None).schedule), KernelSet.spilled
     monkeypatch.setattr(KernelSet, "spilled", lambda k, *a: spilled(k, *a) + 8 * (str(k.plan.schedule) == first))
     section = reasons(subject_of(own("gated", d=520), rows=None))
     assert section.data["source"]["spilled"] == {first: 8}
-    assert f"Tried: {first}, which spills 8 bytes" in flat(section)
+    assert f"It tried {first} as well. That spills 8 bytes" in flat(section)
 
 
 def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -169,16 +200,17 @@ def test_the_users_own_trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setattr(KernelSet, "cubin", Mock(side_effect=MissingError("no compiler")))
     section = reasons(one)
     shown = flat(section)
-    assert "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, calls in turn, 2 schedules" in shown
-    assert "The chosen one, this kernel, takes 2 us, rank 2 of 2" in shown
+    assert section.data["runs"][0] == "trials.jsonl: NVIDIA H200, 8192 rows, NVRTC 99, calls in turn, 2 schedules"
+    assert "measured on the NVIDIA H200 with 8192 rows (trials.jsonl, NVRTC 99, calls in turn)" in shown
+    assert "The chosen one took 2 us, place 2 of 2 by time. The CUDA text that was measured is today's." in shown
     assert "256: measured -50.0 %" in shown
     assert "3: failed: runtime" in shown
     assert {(t["schedule"], t["measured_us"], t["status"]) for t in section.data["trials"]} == {
         (text, 2.0, "correct"), (fast, 1.0, "correct"), (stages, None, "runtime")
     }  # fmt: skip
-    assert why_not(one, "stages=3").data["sentence"].startswith("failed: runtime, a crash")
-    assert "It is faster: measured -50.0 %" in flat(why_not(one, "threads=256"))
-    assert "another version of this kernel" in without
+    assert why_not(one, "stages=3").data["sentence"].startswith("It failed: runtime, a crash. It ran on")
+    assert "It is faster. It took 1 us against 2 us: -50.0 %." in flat(why_not(one, "threads=256"))
+    assert "The CUDA text that was measured is an earlier one." in without
 
 
 def test_a_long_schedule_goes_on_below_its_cell() -> None:
@@ -191,9 +223,9 @@ def test_a_long_schedule_goes_on_below_its_cell() -> None:
 
 
 ANSWERS = {
-    "threads=256": ("measured", "as fast, as far as times repeat: measured +1.1 %"),
-    "threads=64": ("predicted", "It is expected to be slower: predicted +47.8 %"),
-    "form=cp_async": ("unknown", "the model cannot tell"),
+    "threads=256": ("measured", "It is as fast, as far as times repeat. It took 50.35 us against 49.82 us: +1.1 %."),
+    "threads=64": ("predicted", "against 52.62 us: +47.8 %. That is more than its error of 27.1 %."),
+    "form=cp_async": ("unknown", "so it cannot order the two. 'lngen tune' measures both."),
     "tma_store=yes": ("rule", "It is illegal: early_release belongs to form=tma"),
     "blocks_per_sm=8": ("rule", "a multiprocessor has room for 3 such blocks"),
     "threads=128": ("same", "It is the chosen schedule"),
@@ -227,15 +259,36 @@ def test_why_not_from_the_command_and_without_a_compiler(monkeypatch: pytest.Mon
 
 def test_the_ranking_has_the_same_times() -> None:
     one, data, _ = explained("column sums")
-    listed = json.loads(prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--json"))["ranking"]
+    asked = BACKWARD, "--rows", "8192", "--ranking"
+    listed = json.loads(prints("tune", *asked, "--json"))["ranking"]
     expected = us(one, 8192, *(line["schedule"] for line in listed))
     assert [line["predicted_us"] for line in listed] == pytest.approx(expected, abs=1e-3)
     times = {t["schedule"]: t["measured_us"] for t in data["trials"]}
     assert [line["measured_us"] for line in listed] == [times.get(line["schedule"]) for line in listed]
     assert sum(line["measured_us"] is not None for line in listed) > 20
     assert [line["from"] for line in listed[:2]] == ["h200.toml", "model"]
-    head, _, *lines = prints("tune", BACKWARD, "--rows", "8192", "--ranking", "--top", "3").splitlines()
-    assert "| h200.toml | 52.618       | 49.816      | form=tma" in lines[0]
-    assert len(lines) == 3
-    assert "measured" in head
-    assert "measured" not in prints("tune", BACKWARD, "--rows", "8191", "--ranking", "--top", "3")
+    title, times_of, from_, head, _, *lines = prints("tune", *asked, "--top", "3").splitlines()
+    assert title.startswith(f"{BACKWARD} with 8192 rows: schedules in the order")
+    assert times_of == "predicted: by lngen's model; measured: recorded on NVIDIA H200 with 8192 rows"
+    assert from_.startswith("from: table = the entry of h200.toml for rows of this kind, measured; model =")
+    assert [cell.strip() for cell in lines[0].split("|")[1:5]] == ["0", "table", "52.62", "49.82"]
+    assert listed[0]["schedule"] in lines[0]
+    assert [line.split("|")[5].strip() for line in lines[1:]] == ["stages=3", "stages=4,early_release=no"]
+    assert "spec" not in head
+    assert "measured us" not in prints("tune", BACKWARD, "--rows", "8191", "--ranking", "--top", "3")
+
+
+def test_a_ranking_is_a_table_for_each_job_and_its_changes_lead_back() -> None:
+    loss = "cross_entropy.bwd:d=32000,dtype=f32"
+    asked = "tune", loss, "--ranking", "--top", "9", "--rows", "64,4096"
+    listed = json.loads(prints(*asked, "--json"))["ranking"]
+    tables = prints(*asked).split("\n\n")
+    assert [f"{loss} with {rows} rows" in text for text, rows in zip(tables, (64, 4096), strict=True)] == [True, True]
+    assert ["| from " in text for text in tables] == [False, False]
+    assert ["need not rise" in text for text in tables] == [False, True]
+    subject = subject_of(loss, "", 64, H200)
+    for first, text in ((0, tables[0]), (9, tables[1])):
+        base = parse_schedule(listed[first]["schedule"], ANY)
+        cells = [line.split("|")[3].strip() for line in text.splitlines() if line.startswith("| ")][1:]
+        found = [changed(base, cell, subject.problem, H200) for cell in cells[1:]]
+        assert [str(s) for s in found] == [line["schedule"] for line in listed[first + 1 : first + 9]]
