@@ -205,7 +205,7 @@ def _reason_not_to(facts: Facts, source: str | None) -> str:
     if facts["flags"] != [*FLAGS]:
         return "they were compiled with other flags"
     if source is None:
-        return "the pack has no whole source of theirs (--emit cu)"
+        return "the pack has no CUDA source of them, which a build with --emit cu adds"
     return ""
 
 

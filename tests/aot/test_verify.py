@@ -122,7 +122,7 @@ SKIPPED: Mapping[str, tuple[Callable[[Path, pytest.MonkeyPatch], object], str]] 
     ),
     "no source": (
         lambda pack, patch: edit(pack, lambda d: d["kernel_sets"][0]["files"].pop(name_of(pack, ".cu"))),
-        "the pack has no whole source of theirs (--emit cu): 4 files are not compiled again.",
+        "the pack has no CUDA source of them, which a build with --emit cu adds: 4 files are not compiled again.",
     ),
 }
 
@@ -159,7 +159,7 @@ def test_another_version_of_lngen_has_its_own_headers(pack: Path) -> None:
     header.unlink()
     found = lngen.verify(pack)
     assert (len(found.faults), found.recompiled, len(found.skipped)) == (1, 0, 1)
-    assert "no whole source" in found.skipped[0]
+    assert "no CUDA source" in found.skipped[0]
 
 
 # ---- launch data ----
