@@ -10,16 +10,16 @@ def prose(text: str) -> str:
     """Paragraphs and items, links kept; each piece of code is the word Code."""
     text = re.sub(r"^```.*?^```$", "\n", text, flags=re.MULTILINE | re.DOTALL)
     text = re.sub(r"!\[[^\]]*\]\([^)]*\)", "", text)
-    lines = [line for line in text.splitlines() if not re.match(r"\||#|    |\[\]", line)]
-    kept = "\n".join(re.sub(r"^[-*] ", "\n", line) for line in lines)
+    lines = [line for line in text.splitlines() if not re.match(r"\s*\||#|    |\[\]", line)]
+    kept = "\n".join(re.sub(r"^([-*]|\d+\.) ", "\n", line) for line in lines)
     return re.sub(r"`[^`]+`", "Code", kept)
 
 
 def sentences(text: str) -> Iterator[str]:
-    """What ends with a full stop or a question mark, across lines."""
+    """What ends with a full stop or a question mark, across lines; the next begins with a capital, or with lngen."""
     for paragraph in re.split(r"\n\s*\n", LINK.sub(r"\1", prose(text))):
         joined = " ".join(paragraph.split())
-        yield from (part for part in re.split(r"(?<=[.!?])\s+(?=[A-Z\d])", joined) if part)
+        yield from (part for part in re.split(r"(?<=[.!?])\**\s+(?=\**(?:[A-Z\d]|lngen\b))", joined) if part)
 
 
 def words(sentence: str) -> list[str]:
