@@ -1,7 +1,8 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
 
-A plain run takes a sample of the large tables (sampling.py). LNGEN_TEST_CACHE names a folder that keeps what the tests
-compile for later runs: a key of the cache holds all that an entry depends on, so that no change can make one stale.
+A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). LNGEN_TEST_CACHE names
+a folder that keeps what the tests compile for later runs: a key of the cache holds all that an entry depends on, so that
+no change can make one stale.
 """
 
 import gc
@@ -53,17 +54,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    """Which part of the tables a plain run takes."""
-    part = f"part {sampling.part_of(sampling.commit()) + 1} of {sampling.PARTS}"
-    return f"tables: a plain run takes {part} (commit {sampling.commit()[:12] or 'unknown'}), -m full takes the rest"
+    """What a plain run takes."""
+    return "a plain run takes the tests that cover the code; -m full takes the rest"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the sample, or all else of the tables, then skips the tests marked ``gpu`` without a GPU, saying why.
+    """Takes the plain run's tests, or all others, then skips the tests marked ``gpu`` without a GPU, saying why.
 
     Whoever selects by another marker or names a test gets all that fits. CuPy is asked only if there are tests for a
     GPU.
     """
+    config.stash[sampling.COLLECTED] = [item.nodeid for item in items if not sampling.is_left_out(item)]
+    if not config.pluginmanager.hasplugin("recorder"):
+        for item in (item for item in items if sampling.is_listed(item.nodeid)):
+            item.add_marker(pytest.mark.full(sample=False), append=False)
     selected = config.option.markexpr
     if selected in ("", "full") and not any("::" in argument for argument in config.args):
         others = [item for item in items if sampling.is_left_out(item) == (selected == "")]

@@ -2,6 +2,7 @@
 
 import random
 from itertools import combinations, product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,18 +18,9 @@ def taken(decorator: pytest.MarkDecorator) -> list[object]:
     return [p.values for p in decorator.args[1] if p.marks[-1].kwargs["sample"]]
 
 
-def test_the_parts_are_the_whole_table_and_share_nothing() -> None:
-    cases = [(n, n + 1) for n in range(23)]
-    parts = [taken(sampling.rotating(("a", "b"), cases, part=part)) for part in range(sampling.PARTS)]
-    assert sorted(case for part in parts for case in part) == cases
-    assert {len(part) for part in parts} == {2, 3}
-    assert all(len(taken(sampling.rotating("a", [1, 2], part=part))) == 1 for part in range(sampling.PARTS))
-
-
-def test_another_commit_takes_another_part() -> None:
-    assert sampling.part_of("") == sampling.part_of("0" * 40) == 0
-    assert {sampling.part_of(f"{n:040x}") for n in range(16)} == {*range(sampling.PARTS)}
-    assert sampling.part_of("c0ffee") == 0xC0FFEE % sampling.PARTS
+@pytest.mark.parametrize(("count", "found"), [(0, []), (1, [0]), (10, [0]), (23, [0, 10, 20])])
+def test_a_tenth_of_a_table_is_taken(count: int, found: list[int]) -> None:
+    assert taken(sampling.rotating("n", range(count))) == [(n,) for n in found]
 
 
 def test_two_commits_take_every_case() -> None:
@@ -87,6 +79,51 @@ def test_a_plain_run_takes_the_sample_and_others_what_fits(pytester: pytest.Pyte
         pytester.runpytest(*options).assert_outcomes(passed=count, deselected=23 - count)
     pytester.runpytest("test_it.py::test_table").assert_outcomes(passed=10)
     pytester.runpytest("test_it.py::test_table[n0]", "test_it.py::test_table[n1]").assert_outcomes(passed=2)
+
+
+LISTED = """\
+# Recorded tests: 6
+test_it.py
+  test_other
+  test_plain[1]
+"""
+
+
+def test_a_plain_run_leaves_out_what_the_file_lists(
+    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else, so a test that the file does not know runs; ``-m full`` takes what is left out."""
+    file = tmp_path / "left_out.txt"
+    file.write_text(LISTED)
+    monkeypatch.setattr(sampling, "LEFT_OUT", file)
+    sampling.listed.cache_clear()
+    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
+    plain = "@pytest.mark.parametrize('n', [1, 2, 11])\ndef test_plain(n): ...\n\ndef test_new(): ...\n"
+    pytester.makepyfile(test_it=TESTS + plain)
+    left = 9 + 6 + 2
+    for options, count in (([], 27 - left), (["-m", "full"], left)):
+        pytester.runpytest(*options).assert_outcomes(passed=count, deselected=27 - count)
+    pytester.runpytest("test_it.py::test_plain").assert_outcomes(passed=3)
+    assert sampling.recorded_count() == 6
+    sampling.listed.cache_clear()
+
+
+UPDATE = "make it anew: python tests/proof/cover.py record DIR && python tests/proof/cover.py choose DIR"
+
+
+def test_the_file_knows_the_tests(request: pytest.FixtureRequest) -> None:
+    """A name that no test has any more, or more than 15 % of tests that it does not know, is a stale file."""
+    collected = request.config.stash[sampling.COLLECTED]
+    if any("::" in argument for argument in request.config.args) or request.config.option.keyword:
+        pytest.skip("some tests were named")
+    files = {name.partition("::")[0] for name in collected}
+    names = {*collected, *(name.partition("[")[0] for name in collected)}
+    of = {name: name.partition("::")[0] for name in sampling.listed()}
+    gone = [n for n in of if (of[n] in files and n not in names) or not (sampling.ROOT / of[n]).exists()]
+    assert gone == [], UPDATE
+    if {*of.values()} <= files:
+        assert len(collected) <= 1.15 * sampling.recorded_count() or not of, UPDATE
 
 
 SAME = """

@@ -1,11 +1,10 @@
-"""What a plain run takes of a large table of cases. ``pytest -m full`` runs all other cases of every table.
+"""What a plain run takes. ``pytest -m full`` runs all other cases.
 
 ``pytest -m full --half``, which CI runs, takes half of those, and the other half after another commit.
 
-``pytest.mark.full(sample=False)`` marks a table of which a plain run takes nothing, and CI half, too.
-
-Two samples: a table of single cases gives a tenth, another one after another commit. A grid gives few cases that hold
-every pair of values of two factors that the grid holds. Both depend on the table and the commit alone.
+A plain run leaves out the tests of ``tests/data/left_out.txt``, since others run what they run (``proof/cover.py``).
+Of a large table it takes a sample: of single cases a tenth; of a grid few cases that hold every pair of values of two
+factors that the grid holds. ``pytest.mark.full(sample=False)`` marks a table of which it takes nothing.
 """
 
 import subprocess
@@ -19,7 +18,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = ROOT / "tests" / "data" / "left_out.txt"
 PARTS = 10  # a plain run takes one of so many parts of a table
+
+COLLECTED = pytest.StashKey[list[str]]()  # the tests of a run, before any is left out by the file
 
 Names = str | tuple[str, ...]
 Ids = Callable[[Any], object] | Sequence[str] | None
@@ -35,11 +37,6 @@ def commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-def part_of(commit: str) -> int:
-    """Which part of a table the plain run of a commit takes, from 0; the first without a commit."""
-    return int(commit, 16) % PARTS if commit else 0
-
-
 def in_half(item: pytest.Item, commit: str) -> bool:
     """True for what CI takes of the full run for a commit: half of the cases of tables, and all single tests."""
     mark = item.get_closest_marker("full")
@@ -47,14 +44,10 @@ def in_half(item: pytest.Item, commit: str) -> bool:
     return single or not commit or zlib.crc32(item.nodeid.encode()) % 2 == int(commit, 16) % 2
 
 
-def rotating(names: Names, cases: Iterable[Any], ids: Ids = None, part: int | None = None) -> pytest.MarkDecorator:
-    """``pytest.mark.parametrize`` with a table of which the plain run takes every tenth case.
-
-    The commit says which, or ``part``; at least one is taken.
-    """
+def rotating(names: Names, cases: Iterable[Any], ids: Ids = None) -> pytest.MarkDecorator:
+    """``pytest.mark.parametrize`` with a table of which the plain run takes every tenth case, from the first."""
     listed = [*cases]
-    first = part_of(commit()) if part is None else part
-    return _parametrized(names, listed, ids, range(first % max(len(listed), 1), len(listed), PARTS))
+    return _parametrized(names, listed, ids, range(0, len(listed), PARTS))
 
 
 def grid(
@@ -107,6 +100,29 @@ def _values(case: Any) -> tuple[Any, ...]:
 
 
 def is_left_out(item: pytest.Item) -> bool:
-    """True for a case of a table that is not in the plain run's sample."""
+    """True for a case of a table that is not in the plain run's sample, and for what the file lists."""
     mark = item.get_closest_marker("full")
     return mark is not None and not mark.kwargs.get("sample", False)
+
+
+@cache
+def listed() -> frozenset[str]:
+    """The tests of the file; a function without a case stands for all of its cases."""
+    found, file = set[str](), ""
+    for line in LEFT_OUT.read_text(encoding="utf-8").splitlines() if LEFT_OUT.exists() else ():
+        if line.startswith("  "):
+            found.add(f"{file}::{line.strip()}")
+        elif not line.startswith("#"):
+            file = line
+    return frozenset(found)
+
+
+def is_listed(name: str) -> bool:
+    """True for a test that the file leaves out of the plain run."""
+    return name in listed() or name.partition("[")[0] in listed()
+
+
+def recorded_count() -> int:
+    """How many tests the file was made of; 0 without a file."""
+    head = LEFT_OUT.read_text(encoding="utf-8") if LEFT_OUT.exists() else ""
+    return int(head.partition("# Recorded tests: ")[2].partition("\n")[0] or 0)

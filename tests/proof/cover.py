@@ -1,0 +1,250 @@
+"""Chooses the tests of a plain run by what they cover, and measures what they kill.
+
+    python tests/proof/cover.py record DIR       runs every test of today's plain run alone, and notes what it runs
+    python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: the largest cover that is fast enough
+    python tests/proof/cover.py kill DIR         300 drawn mutants: killed by all tests, and by the plain run?
+
+A cover of strength K runs every block (``blocks.py``) in K tests, of as many files as there are. Costs are rounded to
+powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Tests that fail under the
+recorder stay in the plain run, and so do those that are skipped. Cases whose names are positions (``message0``) stay or
+go with all of their function.
+
+``record`` starts from an empty cache of compiled kernels and takes about ten minutes on two cores; ``kill`` as long.
+"""
+
+import argparse
+import ast
+import heapq
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "tests/support"))
+
+import sampling  # noqa: E402
+
+DRAWN = ROOT / "tests/data/mutants.txt"
+CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less what starting and collecting take
+UNIT = 0.01  # seconds, of which costs are powers of two
+SEED, COUNT = 20261127, 300
+TRIED = 40  # tests at most for a mutant
+HEAD = """\
+# The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
+# Made by: python tests/proof/cover.py record DIR && python tests/proof/cover.py choose DIR
+# Recorded tests: {count}
+"""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One test, or all cases of a function whose names are positions."""
+
+    name: str
+    tests: tuple[str, ...]
+    cost: float
+    blocks: frozenset[str]
+    kept: bool
+
+    @property
+    def file(self) -> str:
+        return self.name.partition("::")[0]
+
+
+# ---- record ----
+
+
+def record(folder: Path, jobs: int) -> None:
+    """One process for each of ``jobs`` shares of the test files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
+    size = Counter({path: path.stat().st_size for path in files})
+    shares: list[list[Path]] = [[] for _ in range(jobs)]
+    for path, _ in size.most_common():
+        min(shares, key=lambda share: sum(size[p] for p in share)).append(path)
+    runs = [started(sorted(share), {"LNGEN_RECORD": f"{folder}/{n}.jsonl"}) for n, share in enumerate(shares)]
+    for process in runs:
+        process.wait()
+
+
+def started(files: Sequence[Path], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Pytest in one process with the recorder, on an empty cache."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests/proof"), os.environ.get("PYTHONPATH", "")])
+    variables = {**variables, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    environment = {**{k: v for k, v in os.environ.items() if k != "LNGEN_TEST_CACHE"}, **variables}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "recorder"]
+    return subprocess.Popen([*command, *map(str, files)], cwd=ROOT, env=environment)
+
+
+def lines(folder: Path) -> Iterator[dict[str, Any]]:
+    """What was recorded, by the tests' names."""
+    found = [json.loads(line) for path in folder.glob("[0-9]*.jsonl") for line in path.read_text().splitlines()]
+    yield from sorted(found, key=lambda r: str(r["test"]))
+
+
+def recorded(rows: Iterable[Mapping[str, Any]]) -> list[Recorded]:
+    """Tests, and functions whose cases are one."""
+    groups = defaultdict[str, list[Mapping[str, Any]]](list)
+    for row in rows:
+        name = row["test"]
+        groups[name.partition("[")[0] if row["positional"] else name].append(row)
+    return [
+        Recorded(
+            name,
+            tuple(r["test"] for r in group),
+            sum(rounded(r["cpu"]) for r in group),
+            frozenset(block for r in group for block in r["blocks"]),
+            any(r["outcome"] != "passed" for r in group),
+        )
+        for name, group in sorted(groups.items())
+    ]
+
+
+def rounded(cpu: float) -> float:
+    """The next power of two of 10 ms, at least one."""
+    return float(UNIT * 2 ** max(0, math.ceil(math.log2(max(cpu, 1e-9) / UNIT))))
+
+
+# ---- choose ----
+
+
+def cover(tests: Sequence[Recorded], strength: int) -> set[str]:
+    """Names of tests that run each block ``strength`` times, or as often as all do. Greedy, by new blocks for cost."""
+    runs = Counter(block for t in tests for block in t.blocks)
+    missing = Counter({block: min(count, strength) for block, count in runs.items()})
+    chosen = {t.name for t in tests if t.kept}
+    for t in (t for t in tests if t.kept):
+        missing.subtract(t.blocks)
+    todo = [(-len(t.blocks) / t.cost, t.name, t) for t in tests if not t.kept]
+    heapq.heapify(todo)
+    while todo:
+        _, name, t = heapq.heappop(todo)
+        gain = sum(missing[block] > 0 for block in t.blocks) / t.cost
+        if gain and todo and (-gain, name) > todo[0][:2]:
+            heapq.heappush(todo, (-gain, name, t))
+        elif gain:
+            chosen.add(name)
+            missing.subtract(t.blocks)
+    return chosen
+
+
+def choose(folder: Path, cpu: float) -> None:
+    """The cover of the largest strength that takes at most ``cpu`` seconds."""
+    tests = recorded(lines(folder))
+    best: set[str] = set()
+    for strength in range(1, 100):
+        found = cover(tests, strength)
+        cost = sum(t.cost for t in tests if t.name in found)
+        count = sum(len(t.tests) for t in tests if t.name in found)
+        print(f"strength {strength}: {count} of {sum(len(t.tests) for t in tests)} tests, {cost:.0f} s of CPU")
+        if cost > cpu or found == best:
+            break
+        best = found
+    sampling.LEFT_OUT.write_text(text(tests, best), encoding="utf-8")
+
+
+def text(tests: Sequence[Recorded], chosen: set[str]) -> str:
+    """The file: by test file, a function of which nothing is chosen as one line, else its cases."""
+    functions = defaultdict[str, list[str]](list)
+    partly = {name.partition("[")[0] for name in chosen}
+    for t in tests:
+        for name in t.tests if t.name not in chosen else ():
+            function = name.partition("[")[0]
+            functions[t.file].append(name if function in partly else function)
+    found = [HEAD.format(count=sum(len(t.tests) for t in tests))]
+    for file, names in sorted(functions.items()):
+        found += [file + "\n", *(f"  {name.partition('::')[2]}\n" for name in dict.fromkeys(sorted(names)))]
+    return "".join(found)
+
+
+# ---- kill ----
+
+
+def places() -> list[blocks.Mutant]:
+    """Every mutant of lngen, by file."""
+    table = blocks.Table()
+    for path in sorted((ROOT / "lngen").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        blocks.changed(ast.parse(path.read_text(encoding="utf-8")), name, table, mutants=True)
+    return table.mutants
+
+
+def drawn() -> list[blocks.Mutant]:
+    """``COUNT`` mutants: those of the kept file that still have a place, then the next ones of the seed."""
+    every = {m.place: m for m in places()}
+    order = sorted(every)
+    random.Random(SEED).shuffle(order)
+    kept = [tuple(json.loads(line)["place"]) for line in DRAWN.read_text().splitlines()] if DRAWN.exists() else []
+    still = [place for place in kept if place in every]
+    new = [place for place in order if place not in {*still}]
+    if gone := len(kept) - len(still):
+        print(f"{gone} mutants have no place any more; others are drawn for them")
+    return [every[place] for place in [*still, *new][:COUNT]]
+
+
+def kill(folder: Path, jobs: int) -> None:
+    """Tries the mutants on all tests and on the plain run's, and writes who killed which."""
+    tests = recorded(lines(folder))
+    by_block = defaultdict[str, list[Recorded]](list)
+    for t in sorted(tests, key=lambda t: (t.cost, t.name)):
+        for block in t.blocks if not t.kept else ():
+            by_block[block].append(t)
+    mutants = drawn()
+    results: dict[str, dict[Any, str]] = {}
+    for what in ("all", "plain"):
+        wanted = []
+        for m in mutants:
+            able = [t for t in by_block[m.block] if what == "all" or not sampling.is_listed(t.tests[0])]
+            first = {t.file: t.tests[0] for t in reversed(able) if t.cost / len(t.tests) <= 3}
+            ordered = [t.tests[0] for t in able if first.get(t.file) == t.tests[0]]
+            wanted.append({"place": m.place, "tests": ordered[:TRIED]})
+        results[what] = killed(wanted, jobs)
+        died = sum(bool(test) for test in results[what].values())
+        print(f"{what}: {died} of {len(mutants)} died; {sum(not w['tests'] for w in wanted)} have no test")
+    with DRAWN.open("w", encoding="utf-8") as file:
+        for m in mutants:
+            by = {what: results[what][m.place] for what in results}
+            print(json.dumps({"place": m.place, "after": m.after, **by}), file=file)
+
+
+def killed(wanted: Sequence[Mapping[str, Any]], jobs: int) -> dict[Any, str]:
+    """By place, the test that killed it."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for n in range(jobs):
+            Path(folder, f"{n}.txt").write_text("".join(json.dumps(w) + "\n" for w in wanted[n::jobs]))
+            files = sorted({ROOT / name.partition("::")[0] for w in wanted[n::jobs] for name in w["tests"]})
+            runs.append(started(files, {"LNGEN_KILL": f"{folder}/{n}.out", "LNGEN_MUTANTS": f"{folder}/{n}.txt"}))
+        for process in runs:
+            process.wait()
+        found = [json.loads(line) for n in range(jobs) for line in Path(folder, f"{n}.out").read_text().splitlines()]
+    return {tuple(r["place"]): r["killed"] for r in found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("record", "choose", "kill"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--cpu", type=float, default=CPU, help="seconds of a plain run")
+    asked = parser.parse_args()
+    folder = asked.folder.resolve()
+    if asked.what == "choose":
+        choose(folder, asked.cpu)
+    else:
+        (record if asked.what == "record" else kill)(folder, asked.jobs)
+
+
+if __name__ == "__main__":
+    main()
