@@ -1,8 +1,8 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
 
 A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). LNGEN_TEST_CACHE names
-a folder that keeps what the tests compile for later runs: a key of the cache holds all that an entry depends on, so that
-no change can make one stale.
+a folder that keeps what the tests compile for later runs. A key of the cache holds all that an entry depends on, so
+that no change can make one stale.
 """
 
 import gc
@@ -49,8 +49,15 @@ def compiler() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--half`` of the full run."""
+    """``--half`` of the full run, and ``--update`` of golden text."""
     parser.addoption("--half", action="store_true", help="with -m full: leave out half, by the commit")
+    parser.addoption("--update", action="store_true", help="write what tests/messages would have to hold")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuses to update where nobody reads what changes."""
+    if config.option.update and os.environ.get("CI"):
+        raise pytest.UsageError("--update writes files that somebody reads first; it is refused where CI is set.")
 
 
 def pytest_report_header() -> str:

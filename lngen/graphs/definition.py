@@ -100,7 +100,7 @@ class Definition:
         except MemoryError:
             raise
         except (Exception, SystemExit) as error:
-            if isinstance(self.describe, FunctionType) and self.describe.__module__.startswith("lngen."):
+            if isinstance(self.describe, FunctionType) and (self.describe.__module__ or "").startswith("lngen."):
                 raise  # a refusal, or an error in lngen itself
             if isinstance(error, LngenError):
                 if line := line_of(error):
