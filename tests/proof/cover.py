@@ -2,14 +2,15 @@
 
     python tests/proof/cover.py record DIR       runs every test of today's plain run alone, and notes what it runs
     python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: the largest cover that is fast enough
-    python tests/proof/cover.py kill DIR         300 drawn mutants: killed by all tests, and by the plain run?
+    python tests/proof/cover.py kill DIR         330 drawn mutants: killed by all tests, and by those of the plain run?
 
 A cover of strength K runs every block (``blocks.py``) in K tests, of as many files as there are. Costs are rounded to
 powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Tests that fail under the
 recorder stay in the plain run, and so do those that are skipped. Cases whose names are positions (``message0``) stay or
 go with all of their function.
 
-``record`` starts from an empty cache of compiled kernels and takes about ten minutes on two cores; ``kill`` as long.
+``record`` starts from an empty cache of compiled kernels and takes about ten minutes on two cores; ``kill`` as long, of
+which 30 mutants are of templates.
 """
 
 import argparse
@@ -38,7 +39,7 @@ import sampling  # noqa: E402
 DRAWN = ROOT / "tests/data/mutants.txt"
 CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less what starting and collecting take
 UNIT = 0.01  # seconds, of which costs are powers of two
-SEED, COUNT = 20261127, 300
+SEED, COUNT, TEMPLATES = 20261127, 300, 30
 TRIED = 40  # tests at most for a mutant
 HEAD = """\
 # The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
@@ -180,17 +181,53 @@ def places() -> list[blocks.Mutant]:
     return table.mutants
 
 
+EDITS = {
+    " < ": " <= ",
+    " > ": " >= ",
+    " == ": " != ",
+    " && ": " || ",
+    " + ": " - ",
+    " * ": " + ",
+    " - 1": "",
+    "++": "--",
+}
+RUNS_KERNELS = "lngen/ptx/call.py"  # where headers act
+
+
+def template_places() -> list[blocks.Mutant]:
+    """Changed lines of templates and headers, and statements left out, each by its file and the number of its line."""
+    found = []
+    folder = ROOT / "templates"
+    for path in sorted([*folder.glob("*.cu.jinja"), *folder.rglob("*.cuh")]):
+        name = str(path.relative_to(ROOT))
+        block = f"jinja:{path.name}" if path.suffix == ".jinja" else RUNS_KERNELS
+        for n, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            code = line.partition("//")[0]
+            if not code.strip() or code.lstrip().startswith(("#", "{#", "*")):
+                continue
+            changes = [(old.strip(), line.replace(old, new, 1)) for old, new in EDITS.items() if old in code]
+            if code.rstrip().endswith(");") and code[:1] == " " and "=" not in code and "return" not in code:
+                changes.append(("call", ""))
+            found += [blocks.Mutant(name, "", operator, n, line, after, block) for operator, after in changes]
+    return found
+
+
 def drawn() -> list[blocks.Mutant]:
-    """``COUNT`` mutants: those of the kept file that still have a place, then the next ones of the seed."""
-    every = {m.place: m for m in places()}
+    """The mutants: those of the kept file that still have a place, then the next ones of the seed."""
+    return [*_drawn(places(), COUNT, "lngen"), *_drawn(template_places(), TEMPLATES, "templates")]
+
+
+def _drawn(mutants: Sequence[blocks.Mutant], count: int, root: str) -> list[blocks.Mutant]:
+    every = {m.place: m for m in mutants}
     order = sorted(every)
     random.Random(SEED).shuffle(order)
-    kept = [tuple(json.loads(line)["place"]) for line in DRAWN.read_text().splitlines()] if DRAWN.exists() else []
+    lines = DRAWN.read_text(encoding="utf-8").splitlines() if DRAWN.exists() else []
+    kept = [place for line in lines if (place := tuple(json.loads(line)["place"]))[0].startswith(root)]
     still = [place for place in kept if place in every]
     new = [place for place in order if place not in {*still}]
     if gone := len(kept) - len(still):
-        print(f"{gone} mutants have no place any more; others are drawn for them")
-    return [every[place] for place in [*still, *new][:COUNT]]
+        print(f"{gone} mutants of {root} have no place any more; others are drawn for them")
+    return [every[place] for place in [*still, *new][:count]]
 
 
 def kill(folder: Path, jobs: int) -> None:
@@ -198,8 +235,8 @@ def kill(folder: Path, jobs: int) -> None:
     tests = recorded(lines(folder))
     by_block = defaultdict[str, list[Recorded]](list)
     for t in sorted(tests, key=lambda t: (t.cost, t.name)):
-        for block in t.blocks if not t.kept else ():
-            by_block[block].append(t)
+        for block in {name for b in t.blocks for name in (b, b.rpartition(":")[0])} if not t.kept else ():
+            by_block[block].append(t)  # by the block, and by its file
     mutants = drawn()
     results: dict[str, dict[Any, str]] = {}
     for what in ("all", "plain"):
@@ -208,7 +245,7 @@ def kill(folder: Path, jobs: int) -> None:
             able = [t for t in by_block[m.block] if what == "all" or not sampling.is_listed(t.tests[0])]
             first = {t.file: t.tests[0] for t in reversed(able) if t.cost / len(t.tests) <= 3}
             ordered = [t.tests[0] for t in able if first.get(t.file) == t.tests[0]]
-            wanted.append({"place": m.place, "tests": ordered[:TRIED]})
+            wanted.append({"place": m.place, "after": m.after, "tests": ordered[:TRIED]})
         results[what] = killed(wanted, jobs)
         died = sum(bool(test) for test in results[what].values())
         print(f"{what}: {died} of {len(mutants)} died; {sum(not w['tests'] for w in wanted)} have no test")

@@ -4,15 +4,19 @@
     LNGEN_KILL=FILE      a line of JSON for each mutant of ``LNGEN_MUTANTS`` with the test that killed it, or none
 
 Both need one process (``-p no:xdist``). A mutant runs in a fork of the process, which has imported and collected all.
+One of a template is a changed line in a copy of the folder.
 """
 
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,8 @@ import blocks
 RECORD, KILL = (os.environ.get(name, "") for name in ("LNGEN_RECORD", "LNGEN_KILL"))
 TABLE = blocks.install(mutants=bool(KILL))
 LONGEST = 3.0  # seconds of a test that is tried on a mutant
+
+from lngen.config import data_dir  # noqa: E402  behind the hook
 
 
 def children() -> float:
@@ -73,14 +79,36 @@ class Killer:
         items = {item.nodeid: item for item in session.items}
         numbers = {m.place: n for n, m in enumerate(TABLE.mutants)}
         for mutant in self.mutants:
-            number = numbers.get(tuple(mutant["place"]))
-            tests = [items[name] for name in mutant["tests"] if name in items]
-            killed = "not imported" if number is None else forked(number, tests)
+            place, tests = tuple(mutant["place"]), [items[name] for name in mutant["tests"] if name in items]
+            if place in numbers:
+                killed = forked(partial(TABLE.chosen.__setitem__, 0, numbers[place]), tests)
+            elif place[0].startswith("templates"):
+                killed = forked(partial(edit_template, *place, mutant["after"]), tests)
+            else:
+                killed = "not imported"
             print(json.dumps({"place": mutant["place"], "killed": killed}), file=self.file, flush=True)
         return True
 
 
-def forked(number: int, items: Sequence[pytest.Item]) -> str:
+def edit_template(name: str, _: str, operator: str, line: int, before: str, after: str) -> None:
+    """Give lngen another folder of templates, in which one line of one file is changed, and forget all it knows."""
+    folder = Path(tempfile.mkdtemp(prefix="templates-"))
+    shutil.copytree(data_dir("templates"), folder, dirs_exist_ok=True)
+    file = folder / Path(name).relative_to("templates")
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert lines[line] == before, operator
+    lines[line] = after
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = {key: module for key, module in sys.modules.items() if key.partition(".")[0] == "lngen"}
+    for module in found.values():
+        if "data_dir" in vars(module):
+            vars(module)["data_dir"] = lambda name: folder if name == "templates" else data_dir(name)
+        for value in [*vars(module).values()]:
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
+
+
+def forked(mutate: Callable[[], object], items: Sequence[pytest.Item]) -> str:
     """The test that fails, runs too long or ends the process with the mutant; empty if all pass."""
     reads, writes = os.pipe()
     child = os.fork()
@@ -89,7 +117,7 @@ def forked(number: int, items: Sequence[pytest.Item]) -> str:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
-        _try(number, items, writes)
+        _try(mutate, items, writes)
     os.close(writes)
     with os.fdopen(reads, encoding="utf-8") as pipe:
         started = pipe.read().splitlines()
@@ -97,10 +125,10 @@ def forked(number: int, items: Sequence[pytest.Item]) -> str:
     return "" if started and started[-1] == "survives" else (started[-1] if started else "the start")
 
 
-def _try(number: int, items: Sequence[pytest.Item], writes: int) -> None:
+def _try(mutate: Callable[[], object], items: Sequence[pytest.Item], writes: int) -> None:
     """In the child: write the name of each test before it runs, and ``survives`` behind the last."""
-    TABLE.chosen[0] = number
     try:
+        mutate()
         for item in items:
             os.write(writes, f"{item.nodeid}\n".encode())
             signal.alarm(int(10 * LONGEST))  # whose default ends the process
