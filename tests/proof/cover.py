@@ -172,10 +172,10 @@ def text(tests: Sequence[Recorded], chosen: set[str]) -> str:
 # ---- kill ----
 
 
-def places() -> list[blocks.Mutant]:
+def places(folder: str = "lngen") -> list[blocks.Mutant]:
     """Every mutant of lngen, by file."""
     table = blocks.Table()
-    for path in sorted((ROOT / "lngen").rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")):
         name = str(path.relative_to(ROOT))
         blocks.changed(ast.parse(path.read_text(encoding="utf-8")), name, table, mutants=True)
     return table.mutants
