@@ -174,19 +174,6 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
 # ---- what is refused ----
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"emit": []},
-     "a build is expected to emit one kind of file at least, of cu, ptx, cubin, fatbin, vectors, c, cmake."),
-    ({"rows": []}, "rows is expected to name one number at least, or 'many', or 'all'; got none."),
-    ({"arch": []}, "a build is expected to be for one arch at least, got none; add for example sm_90."),
-    ({"specs": []}, "a build is expected to have one spec at least, got none; name one."),
-])  # fmt: skip
-def test_an_empty_list_is_one_sentence(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(LngenError) as error:
-        build(options.pop("specs", [FWD]), tmp_path / "out", **options)
-    assert str(error.value) == message
-
-
 def test_a_graph_without_kernels_is_refused_before_anything_is_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

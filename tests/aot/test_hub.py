@@ -209,18 +209,6 @@ def refuse_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lngen.aot.build.compile_cubin", refuse)
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (("--layout", "wheel"), "there is no layout 'wheel', expected pack, hf-kernel."),
-    (("--layout", "hf-kernel", "--emit", "cu"), "expected to have kernels that a driver runs; emit cubin or fatbin"),
-])  # fmt: skip
-def test_a_wrong_layout_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], words: str
-) -> None:
-    refuse_to_compile(monkeypatch)
-    assert words in fails(2, "build", SPECS[0], *args, "--out", tmp_path / "package")
-    assert not (tmp_path / "package").exists()
-
-
 def test_a_package_without_a_forward_is_refused(tmp_path: Path, whole: Path) -> None:
     backward = f"layernorm.bwd:{LAYER}"
     with pytest.raises(LngenError, match="one forward spec at least, got backwards alone; name the forward as well"):

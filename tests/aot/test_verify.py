@@ -243,14 +243,3 @@ def test_a_file_that_is_not_listed_is_told(pack: Path) -> None:
     (pack / "mine.cubin").write_bytes(b"mine")
     assert (lngen.verify(pack).ok, lngen.verify(pack).unlisted) == (True, ("mine.cubin",))
     assert "'mine.cubin' is not in the manifest." in call("verify", pack).stderr
-
-
-@pytest.mark.parametrize("name", ["", "gone", "file"])
-def test_a_folder_that_is_no_pack_is_one_sentence(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(LngenError, match=r"is expected to be a pack, but has no manifest\.json; name the folder of a"):
-        lngen.verify(tmp_path / name)
-    with pytest.raises(
-        LngenError, match=r"is expected to be a pack, whose .*(No such file or directory|Not a directory); name the"
-    ):
-        lngen.load(tmp_path / name)

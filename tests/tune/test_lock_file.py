@@ -1,8 +1,6 @@
 """A locked schedule is lost, or another one runs, if these fail."""
 
-import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -128,13 +126,6 @@ def test_a_file_is_held_by_the_name_its_links_lead_to(tmp_path: Path, monkeypatc
                 use()
 
 
-@pytest.mark.parametrize("schedule", ["threads=7", "colour=red"])
-def test_a_locked_schedule_that_is_not_legal_any_more_names_its_line(schedule: str) -> None:
-    lock = Lock((replace(LOCKED[0], schedule=schedule),), "my.lock")
-    with pytest.raises(LngenError, match=rf"'my.lock', {SPEC} with 4096 rows on NVIDIA H200: .* Tune it again"):
-        lock.schedule(Compilation(parse_spec(SPEC)), 4096)
-
-
 def called(name: str, arch: str = "sm_90") -> devices.Device:
     """A GPU of that name."""
     return replace(devices.device_for(arch), name=name)
@@ -172,8 +163,6 @@ def test_compile_takes_the_locked_schedule(tmp_path: Path, monkeypatch: pytest.M
     assert call.kernels("sm_80").plan.schedule == default
     changed = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path, schedule={"fwd": "blocks_per_sm=1"})
     assert changed.plan("fwd").schedule == replace(norm.plan("fwd").schedule, blocks_per_sm=1)
-    with pytest.raises(LngenError, match="there is no lock file"):
-        lngen.compile("rmsnorm", d=64, lock=tmp_path / "none")
 
 
 def test_schedules_of_a_graph_that_is_another_now_are_named(tmp_path: Path) -> None:
@@ -223,36 +212,6 @@ def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytes
     assert call.launcher(0, 1, 64).plan.schedule.vec == 1
 
 
-def test_a_lock_file_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(LngenError, match=r"there is no lock file '.*none'; 'lngen tune SPEC"):
-        read_lock(tmp_path / "none")
-    (tmp_path / "x").write_bytes(b"\xff")
-    with pytest.raises(LngenError, match="cannot be read: it is not UTF-8 text"):
-        read_lock(tmp_path / "x")
-
-
-UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
-    (os.mkfifo, "it is a FIFO, not a regular file"),
-    (Path.mkdir, "Is a directory"),
-    (lambda path: (path.touch(), os.truncate(path, 2**40)), r"it is larger than \d+ bytes"),
-]
-
-
-@pytest.mark.parametrize(("make", "message"), UNREADABLE)
-def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
-    path = tmp_path / "x"
-    make(path)
-    with pytest.raises(LngenError, match=rf"^the lock file '{path}' cannot be read: {message}; name another file\.$"):
-        read_lock(path)
-    with pytest.raises(LngenError, match=rf"cannot be read: {message}"):
-        store_choices(path, [outcome(1)])
-    with pytest.raises(LngenError, match=rf"^the database '{path}' cannot be read: {message}; name another file\.$"):
-        trials.read(path)
-    with pytest.raises(LngenError, match=rf"cannot be read: {message}"):
-        trials.merge([path], tmp_path / "t")
-    assert names(tmp_path) == {"x"}
-
-
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "x" * 253])
 def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -265,38 +224,6 @@ def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> N
         with pytest.raises(LngenError, match=r"(name another file|name a place that can be written to)\.$"):
             use()
     assert names(tmp_path) == set()
-
-
-HEAD = 'version = 1\n[x]\narch = "sm_90"\n[x.y]\n'
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("version = x", "is not a lock file: .*line 1"),
-    ("version = 2", "expected to be a lock file of version 1, got version 2"),
-    ("version = 1\nx = 1", "'x': expected a table, got 1"),
-    ("version = 1\n[x]\n", 'expected an arch such as "sm_90", got None'),
-    ('version = 1\n[x]\narch = "sm_90"\ny = 3', "'x', 'y': expected a table, got 3"),
-    (HEAD + 'many = "a"', "expected a line such as 4096 = \"threads=128\", got 'many'"),
-    (HEAD + "12 = 5", "got '12' = 5"),
-    ("a = " + "[" * 10**5, "is not a lock file: a line is longer than 1000 characters; remove it"),
-    ("a = " + "[\n" * 10**5, "is not a lock file: it is nested too deeply; remove it"),
-    (".".join(["a"] * 10**6) + " = 1", "is not a lock file: a line is longer than 1000 characters; remove it"),
-    ("version = 0x" + "f" * 900, "expected to be a lock file of version 1, got version 5104866"),
-    ("version = [[[[[[[[[[1]]]]]]]]]]", r"got version \[\[\[\[\[\["),
-    ("version = 1\nx" + ".a" * 490 + " = 1", "'x': expected an arch such as \"sm_90\", got None"),
-    (HEAD + "1" * 400 + ' = "a"', "got '11111.*11111' = 'a'"),
-    (HEAD + '"²" = "a"', "got '²' = 'a'"),
-    (HEAD + '007 = "a"', "got '007' = 'a'"),
-    (HEAD + '-1 = "a"', "got '-1' = 'a'"),
-    (HEAD + "7" + ".a" * 490 + " = 1", r"got '7' = \{'a'"),
-    ('version = 1\n["x\\ny"]\n', r"'x\\ny': expected an arch"),
-    ('version = "\\ud800"', "is not a lock file"),
-])  # fmt: skip
-def test_a_lock_file_of_a_stranger_is_one_sentence(text: str, message: str) -> None:
-    with pytest.raises(LngenError, match=message) as caught:
-        parse_lock(text, "my.lock")
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 400
 
 
 PRINTED = st.text(st.characters(exclude_categories=["Cs"]))

@@ -183,32 +183,6 @@ def test_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert call("tune", "--merge", "none", "--database", "all.jsonl").exit_code == 2
 
 
-@pytest.mark.parametrize(("args", "message"), [
-    ([], "tune takes SPECs, with --frozen or --ranking or neither, or else --merge alone"),
-    ([SPEC, "--merge", "a"], "or else --merge alone"),
-    ([SPEC, "--frozen", "--ranking"], "or neither"),
-    ([SPEC, "--rows", "1,2", "--plot", "a.pdf"], "expected to end in .png or .svg"),
-    ([SPEC, "--top", "3"], "--top belongs to --ranking"),
-    ([SPEC, "--ranking", "--top", "0"], "expected a whole number from 1"),
-    ([SPEC, "--ranking", "--plot", "a.png"], "show trials, but --merge and --ranking have none"),
-    (["--merge", "a", "--export", "t4", "b"], "show trials, but --merge and --ranking have none"),
-    ([SPEC, "--rows", "1,x"], "expected whole numbers, separated by commas, each from 1"),
-    ([SPEC, "--rows", ","], "expected whole numbers, separated by commas"),
-    ([SPEC, "--budget", "soon"], "expected a time such as 60s or 2m, got 'soon'"),
-    ([SPEC, "--budget", "0"], "got '0'"),
-    ([SPEC, "--trials", "0"], "expected a whole number from 1"),
-    ([SPEC, "--export", "csv", "a"], "'csv' is not one of 't4', 'kernel-tuner'"),
-    ([SPEC, "--plot", "a.pdf"], "expected to end in .png or .svg"),
-    (["layernrm.fwd:d=1"], "did you mean 'layernorm'"),
-])  # fmt: skip
-def test_a_wrong_request_is_one_sentence(command: Fake, args: list[str], message: str) -> None:
-    done = call("tune", *args)
-    assert done.exit_code == 2, done.output
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert [p.name for p in Path().iterdir() if "lngen-gpus" not in p.name] == []
-
-
 def test_budgets_are_times() -> None:
     from lngen.cli.tune import parse_budget
 

@@ -74,16 +74,8 @@ def test_a_kernel_tuner_cache_has_its_layout() -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_export_is_of_one_job(form: str) -> None:
+def test_an_export_is_the_same_every_time(form: str) -> None:
     assert export(TRIALS, form) == export(TRIALS, form)
-    with pytest.raises(LngenError, match="one spec at one number of rows, got 2"):
-        export([*TRIALS, trial(rows=1)], form)
-    with pytest.raises(LngenError, match="got 0"):
-        export([], form)
-    with pytest.raises(LngenError, match=r"cannot be exported: .* no key 'colour'"):
-        export([trial(schedule="colour=red")], form)
-    with pytest.raises(LngenError, match="no export format 'csv', expected one of t4, kernel-tuner"):
-        export(TRIALS, "csv")
 
 
 @pytest.mark.parametrize("ending", ["svg", "png"])
