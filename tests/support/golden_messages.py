@@ -28,7 +28,7 @@ def lngen(*words: str | Path) -> None:
     done = commands.call(*words)
     if done.exit_code:
         assert done.stdout == ""
-        raise Exit(f"{done.exit_code}: {done.stderr.rstrip()}")
+        raise Exit(f"{done.exit_code}: {done.stderr.rpartition('Error: ')[2].rstrip()}")  # without click's usage
 
 
 def rewritten(text: str, folder: Path) -> str:
