@@ -4,6 +4,9 @@ A message says what was expected, what came and what to do. ``exit_code`` is the
 line: 1 a check failed, 2 the request was wrong, 3 the machine lacks something, 70 an error in lngen.
 """
 
+import difflib
+from collections.abc import Collection
+
 LONGEST = 200  # characters of a user's line or value in a message
 
 
@@ -14,6 +17,12 @@ def short(value: object) -> str:
     except Exception:  # a number of thousands of digits, or an object of the user that has no text
         text = f"<{type(value).__name__}>"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def one_of(word: object, known: Collection[str], expected: str = "expected one of") -> str:
+    """The end of a sentence on a word that is not known: the known ones, and the nearest of them, if one is near."""
+    near = difflib.get_close_matches(short(word), known, n=1)
+    return f"{expected} {', '.join(known)}{f'; did you mean {near[0]!r}?' if near else '.'}"
 
 
 class LngenError(Exception):

@@ -8,7 +8,6 @@ previous call drains, as lngen's may, so that lngen's overlapped times are compa
 from __future__ import annotations
 
 import ctypes
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +19,7 @@ from lngen.bench.records import OWN, VARIANT
 from lngen.bench.tasks import CEILINGS, MOVES, OVERLAPPED, ceiling_bytes, ceiling_of
 from lngen.bench.torch_gpu import Array
 from lngen.compile import Compilation
-from lngen.errors import LngenError, MissingError
+from lngen.errors import LngenError, MissingError, one_of
 from lngen.ir import DType, bits_of, values_of
 from lngen.launch.cupy_import import load_cupy
 from lngen.launch.driver import PROGRAMMATIC_STREAM_SERIALIZATION, Launch
@@ -58,9 +57,7 @@ def select(
     asked = [*([OVERLAPPING] if overlap else []), *(["compile"] if compiled else [])]
     for name in (*names, *asked):
         if name not in providers:
-            near = difflib.get_close_matches(name, providers, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
-            raise LngenError(f"There is no provider '{name}', expected some of {', '.join(providers)}{hint}")
+            raise LngenError(f"There is no provider '{name}', {one_of(name, providers, 'expected some of')}")
         if not providers[name].available():
             needs = providers[name].needs
             raise MissingError(f"The provider '{name}' needs {needs}, which is not installed.")

@@ -2,7 +2,6 @@
 
 Nothing here needs NumPy, which may be what is missing."""
 
-import difflib
 import os
 import platform
 import sys
@@ -19,7 +18,7 @@ from lngen import config
 from lngen.cli import COMMANDS
 from lngen.cli.output import Output, output_options, stage_options, table, write
 from lngen.config import data_dir
-from lngen.errors import LngenError, MissingError
+from lngen.errors import LngenError, MissingError, one_of
 from lngen.launch.cupy_import import IN_MEMORY, default_cache, load_cupy
 from lngen.toolchain import nvrtc_version, supported_arches
 from lngen.version import __version__, install_hint
@@ -67,9 +66,7 @@ def _unknown(topic: str, topics: list[str]) -> str:
     """The message for a topic without a page: the nearest page, or the help of a command."""
     if topic in COMMANDS:
         return f"'{topic}' is a command; use: lngen {topic} --help. Pages are {', '.join(topics)}."
-    near = difflib.get_close_matches(topic, topics, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    return f"there is no page '{topic}', expected one of {', '.join(topics)}{hint}"
+    return f"there is no page '{topic}', {one_of(topic, topics)}"
 
 
 def _render(text: str) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from lngen.config import PACKAGE
-from lngen.errors import DeviceError
+from lngen.errors import DeviceError, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -129,9 +128,7 @@ def device_names() -> tuple[str, ...]:
 def named(name: str) -> Device:
     """The described GPU of that name; DeviceError lists the names."""
     if name.lower() not in described():
-        near = difflib.get_close_matches(name.lower(), device_names(), n=1)
-        hint = f"; did you mean '{near[0]}'?" if near else "."
-        raise DeviceError(f"There is no device '{name}', expected one of {', '.join(device_names())}{hint}")
+        raise DeviceError(f"There is no device '{name}', {one_of(name.lower(), device_names())}")
     return described()[name.lower()]
 
 

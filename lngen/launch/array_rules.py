@@ -104,7 +104,9 @@ def row_stride(value: Tensor, layout: Layout, *, written: bool) -> int:
             f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}."
         )
     if "D" not in value.axes and stride != 1:
-        raise ArrayError(f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements.")
+        raise ArrayError(
+            f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements; pass a copy."
+        )
     return stride
 
 

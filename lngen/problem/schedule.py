@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import MISSING, dataclass, fields, replace
 
 from lngen.devices import capability
-from lngen.errors import ScheduleError, short
+from lngen.errors import ScheduleError, one_of, short
 from lngen.user_input import whole
 
 FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
@@ -130,10 +129,7 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
         if not equals:
             raise ScheduleError(f"schedule '{shown}': expected 'key=value', got '{short(part)}'.")
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else "."
-            names = ", ".join(known)
-            raise ScheduleError(f"schedule '{shown}': there is no key '{short(key)}', expected one of {names}{hint}")
+            raise ScheduleError(f"schedule '{shown}': there is no key '{short(key)}', {one_of(key, known)}")
         changes[key] = _read(shown, key, value, known[key])
     if "form" in changes:
         changes = {f.name: f.default for f in fields(Schedule) if f.default is not MISSING} | changes

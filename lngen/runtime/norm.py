@@ -15,7 +15,7 @@ import numpy as np
 
 from lngen.compile import Compilation, KernelSet
 from lngen.devices import DEFAULT_ARCH
-from lngen.errors import ArrayError, LngenError, SpecError, short
+from lngen.errors import ArrayError, LngenError, SpecError, one_of, short
 from lngen.files import shown
 from lngen.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
 from lngen.ir import ByValue, DType, Graph, bits_of, preformatted
@@ -78,7 +78,7 @@ def definition_of(graph: str | Definition | Graph | Callable[[GraphBuilder], Non
         if is_source(graph):
             return definition_from(graph)
         if graph not in GRAPHS:
-            raise SpecError(f"There is no graph '{short(graph)}', expected one of {', '.join(GRAPHS)}.")
+            raise SpecError(f"There is no graph '{short(graph)}', {one_of(graph, GRAPHS)}")
         return GRAPHS[graph]
     if not callable(graph):
         raise SpecError(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from lngen.errors import SpecError, short
+from lngen.errors import SpecError, one_of, short
 from lngen.graphs import GRAPHS, Chosen, Definition, GraphBuilder, Option, Options, definition_from, split_source
 from lngen.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
 from lngen.spec.spec import Spec
@@ -63,10 +62,8 @@ def whole_number(text: str, key: str, value: object, most: int) -> int:
 
 def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) -> NoReturn:
     """SpecError: there is no ``what`` called ``got``."""
-    near = difflib.get_close_matches(short(got), known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else "."
-    expected = f"expected one of {', '.join(known)}" if known else "and the graph has none"
-    raise SpecError(f"spec '{text}': there is no {what} '{short(got)}', {expected}{hint}")
+    expected = one_of(got, known) if known else "and the graph has none."
+    raise SpecError(f"spec '{text}': there is no {what} '{short(got)}', {expected}")
 
 
 MAX_D = 2**30

@@ -115,7 +115,7 @@ def from_json(data: Any) -> Trial:
     given = {k: v for k, v in data.items() if k in known}
     for key, value in given.items():
         if not isinstance(value, known[key]) or (isinstance(value, bool) and bool not in known[key]):
-            raise LngenError(f"'{key}' is expected to be a {known[key][0].__name__}, got {shown(value)}")
+            raise LngenError(f"'{key}' is expected to be of type {known[key][0].__name__}, got {shown(value)}")
         if isinstance(value, int | float) and value < 0:
             raise LngenError(f"'{key}' is expected to be at least 0, got {shown(value)}")
     try:

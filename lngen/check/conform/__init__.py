@@ -10,7 +10,6 @@ A target that is not a norm at all is reported once, before the first case.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from lngen.check.conform import number_cases as values
 from lngen.check.conform.implementations import FailedError, Found, RaisedError, Target
 from lngen.check.conform.suites import Calls, Contract, GraphSuite, Inputs, SkippedError, Suite
 from lngen.check.oracles import NORMS
-from lngen.errors import CheckError, SpecError
+from lngen.errors import CheckError, SpecError, one_of
 from lngen.ir.numerics import Array
 
 Status = Literal["pass", "fail", "skipped"]
@@ -112,9 +111,7 @@ def select(names: Sequence[str]) -> tuple[Case, ...]:
     known = [case.name for case in CASES]
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"expected some of {', '.join(known)}."
-            raise SpecError(f"there is no case '{name}'; {hint}")
+            raise SpecError(f"there is no case '{name}', {one_of(name, known, 'expected some of')}")
     return tuple(case for case in CASES if not names or case.name in names)
 
 
