@@ -573,7 +573,7 @@ def test_functions_and_specs_pass_from_the_command_line(args: str) -> None:
     (2, "layernorm.fwd:d=8 --dtype f16", "--dtype goes with --callable"),
     (2, "layernrom.fwd:d=8", "did you mean 'layernorm'?"),
     (2, "gated_rmsnorm.fwd:d=8,save=y", "save=y: 'y' cannot stand for 'x', 'z', which backward needs"),
-    (2, "--callable my_norms:forward --cases ordinery", "no case 'ordinery'; did you mean 'ordinary'?"),
+    (2, "--callable my_norms:forward --cases ordinery", "no case 'ordinery', expected some of"),
     (2, "--callable my_norms:forward --cases ,", "expected at least one value"),
     (2, "--callable my_norms:forward --eps 0", "expected a number above 0, at most 1"),
     (2, "--callable my_norms:forward --dtype f8", "'f8' is not one of"),
