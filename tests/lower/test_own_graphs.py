@@ -19,6 +19,7 @@ from lngen.spec import make_spec
 from plans import best, gated, own_spec, run_checked
 from schedules import multipass, registers, tma
 
+
 def test_columns_read_in_several_passes_have_no_segments() -> None:
     def columns(b: GraphBuilder) -> None:
         x = b.input("x", M, D)
