@@ -1,4 +1,4 @@
-"""Schedules: which are legal and why not, how they read as text, which come first, and that none spills."""
+"""Schedules: which are legal, how they read as text, which come first, and that none spills."""
 
 import re
 from dataclasses import replace
