@@ -220,16 +220,5 @@ def test_a_norm_with_other_options_is_judged_as_a_graph(monkeypatch: pytest.Monk
     assert "correctly rounded results are those of a closed form" in " ".join(done.stdout.split())
 
 
-def test_a_missing_graph_gets_one_sentence(folder: Path) -> None:
-    for spec, message in {
-        "none.graph.fwd:d=8": "'none.graph' is expected to be a file with a graph, but No such file or directory.",
-        "conform_norms:thrice.fwd:d=8": "'conform_norms:thrice' cannot be imported: 'conform_norms' has no 'thrice'.",
-        "twice.fwd:d=8": "there is no graph 'twice', expected one of layernorm, rmsnorm",
-    }.items():
-        done = call(*ON_CPU, spec)
-        assert (done.exit_code, done.stdout) == (2, "")
-        assert message in " ".join(done.stderr.split())
-
-
 def test_own_graphs_are_of_many_kinds() -> None:
     assert {len(own(name).forward().params) for name in OWN} == {2, 3}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from lngen.errors import PtxError
 from lngen.ptx import parse
 from lngen.ptx.parser import integer
 from lngen.ptx.program import DTYPES, immediate
@@ -23,6 +24,10 @@ def test_float_constants() -> None:
         assert immediate(text, DTYPES["f32"]) == number
         assert bound(f"mov.f32 %f0, {text}")
     assert immediate("0d3FF8000000000000", DTYPES["f64"]) == 1.5
+
+
+def test_a_refused_text_is_no_wrong_request() -> None:
+    assert PtxError.exit_code == 1
 
 
 def test_a_line_names_the_kernel_s_line_through_all_calls_that_were_inlined() -> None:
