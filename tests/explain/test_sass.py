@@ -62,7 +62,7 @@ def test_what_is_missing_or_no_cubin_is_one_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     for mode, what in ((0o600, "which is not installed"), (0o700, r"which cannot be run \(.*\)")):
         broken.chmod(mode)
-        with pytest.raises(MissingError, match=rf"nvdisasm, {what}; install it with: .*\[inspect\]"):
+        with pytest.raises(MissingError, match=rf"nvdisasm, {what}; install it with: .*\[cuda13\]"):
             disassemble(cubin)
     broken.unlink()
     assert "nvidia-cuda-nvdisasm" in fails(3, "show", BACK, "--stage", "sass")
