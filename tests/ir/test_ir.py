@@ -1,4 +1,4 @@
-"""If these fail, types, names, the op table, the verifier or the text of graphs no longer keep their rules."""
+"""If these fail, types, names, the op table or the text of graphs no longer keep their rules."""
 
 import re
 import time

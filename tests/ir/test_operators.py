@@ -1,4 +1,4 @@
-"""If these fail, a description by operators means something else, or a wrong one is not explained."""
+"""If these fail, a description by operators means something else, or the line of a wrong one is not told."""
 
 import re
 from collections.abc import Callable

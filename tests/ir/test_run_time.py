@@ -1,4 +1,4 @@
-"""If these fail, the text of a graph loses what a launch passes by value, or a wrong one is taken."""
+"""If these fail, the text of a graph loses what a launch passes by value."""
 
 import re
 
