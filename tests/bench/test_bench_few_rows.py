@@ -20,8 +20,8 @@ from lngen.bench.providers import Ceiling
 from lngen.bench.records import judge
 from lngen.bench.tasks import BETWEEN_GEMMS, FEW_ROWS, IN_TURN, Task, make_task
 from lngen.bench.timing import Launch, time_side_by_side
-from lngen.cli.bench import bench, filled, tasks
-from lngen.errors import LngenError, MissingError, SpecError
+from lngen.cli.bench import bench, filled
+from lngen.errors import LngenError, MissingError
 
 torch = pytest.importorskip("torch")
 
@@ -159,8 +159,6 @@ def test_the_command_measures_few_rows(few_sets: None, monkeypatch: pytest.Monke
 def test_what_few_rows_are() -> None:
     o = filled({"graphs": (), "direction": "", "shapes": "", "rows": "", "d": "", "few_rows": True})
     assert (o["direction"], o["rows"][:8], o["d"][-12:]) == ("fwd", "1, 4, 16", "10240, 16384")
-    with pytest.raises(SpecError, match="--few-rows measures one call at a time"):
-        tasks(["rmsnorm"], "both", "bf16", "design", [(1, 64)], few_rows=True)
 
 
 def test_few_rows_need_a_gpu_and_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

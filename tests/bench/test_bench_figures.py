@@ -31,11 +31,6 @@ def test_figures_are_classes_of_rows_or_of_sizes() -> None:
     assert named([(1, 8), (2, 8)]) == [("all shapes", 2, False)]
 
 
-def test_a_plot_is_of_png_or_svg(tmp_path: Path) -> None:
-    with pytest.raises(LngenError, match=r"to end in \.png or \.svg"):
-        figures.plot(RECORDS, tmp_path / "x.gif")
-
-
 def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)

@@ -13,7 +13,7 @@ from lngen.bench.argument_sets import make_cases
 from lngen.bench.benchmark import covering
 from lngen.bench.providers import THREADS, Ceiling, OverlappedCeiling, buffers, known, select, source, variants
 from lngen.bench.tasks import CEILINGS, LATENCY, MOVES, Task, ceiling_bytes, ceiling_of, make_task
-from lngen.errors import LngenError, MissingError, ScheduleError
+from lngen.errors import MissingError
 from lngen.ptx import parse, run_kernel
 from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
@@ -149,10 +149,6 @@ def test_providers_are_chosen_by_name_and_ceilings_always(monkeypatch: pytest.Mo
     assert [p.name for p in select(["compile", "lngen"])] == [*ceilings, "lngen", "compile"]
     variants = select(["torch"], schedules=["threads=64", "stages=2,cached_weights=yes"])
     assert [p.name for p in variants] == [*ceilings, "lngen:threads=64", "lngen:stages=2,cached_weights=yes", "torch"]
-    with pytest.raises(ScheduleError, match=r"there is no key 'thread', expected one of .*; did you mean 'threads'"):
-        select(schedules=["thread=64"])
-    with pytest.raises(LngenError, match=r"no provider 'tirch', expected some of .*lngen.*; did you mean 'torch'"):
-        select(["tirch"])
     with pytest.raises(MissingError, match="'liger' needs liger-kernel, which is not installed"):
         select(["liger"])
 

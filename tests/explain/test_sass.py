@@ -62,7 +62,7 @@ def test_what_is_missing_or_no_cubin_is_one_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     for mode, what in ((0o600, "which is not installed"), (0o700, r"which cannot be run \(.*\)")):
         broken.chmod(mode)
-        with pytest.raises(MissingError, match=rf"nvdisasm, {what}; install it with: .*\[inspect\]"):
+        with pytest.raises(MissingError, match=rf"nvdisasm, {what}; install it with: .*\[cuda13\]"):
             disassemble(cubin)
     broken.unlink()
     assert "nvidia-cuda-nvdisasm" in fails(3, "show", BACK, "--stage", "sass")
@@ -150,7 +150,6 @@ def test_another_build_of_the_compiler_is_noted(monkeypatch: pytest.MonkeyPatch,
     numbers["k sm_90"]["row"] = 6
     done = call("generated", "--sass", "--check")
     assert (done.exit_code, "'row' is 6 instructions, and 5 are recorded" in done.stdout) == (1, True)
-    assert "--sass goes with --check alone" in fails(2, "generated", "--sass", "--time")
 
 
 # ---- the command ----
@@ -185,8 +184,5 @@ def test_show_sass_its_data_and_its_diffs(tmp_path: Path) -> None:
     for args, message in (
         (("ptx", "--against", tmp_path), f"a ptx file of '{FORTH}' for sm_90, and has none; build it: lngen"),
         (("sass", "--against", tmp_path / ".."), "and is no pack; build it: lngen build"),
-        (("plan", "--against", tmp_path), "--against compares the stages cuda, ptx, sass, got --stage plan"),
-        (("sass", "--diff", "vec=1", "--diff-arch", "sm_80"), "one diff at a time, got --diff and --diff-arch"),
-        (("sass", "--arch", "sm_80,sm_90"), "--stage sass takes one --arch"),
     ):
         assert message in fails(2, "show", FORTH, "--schedule", catalog.CATALOG[FORTH], "--stage", *args)

@@ -16,7 +16,7 @@ from lngen.ir import D as FEATURES
 from lngen.ir import DType, M
 from lngen.ir.numerics import NUMPY_DTYPE, Array
 from lngen.runtime.norm import Norm
-from lngen.runtime.saved import LARGEST_ERROR, Saved
+from lngen.runtime.saved import Saved
 from lngen.spec import parse_spec
 
 D, ROWS = 24, 5
@@ -128,18 +128,6 @@ def test_out_has_a_place_for_every_gradient() -> None:
         assert again[0] is again[1] is target
         for a, b in zip(again, found, strict=True):
             np.testing.assert_array_equal(a, b)
-    once = (
-        "'dresidual' is the same value as 'dx' and is stored once; pass None for 'dresidual' in out=, or the array of "
-        "'dx'."
-    )
-    for out, message in (
-        ((target, np.empty_like(target), None, None), once),
-        ((None, target, None, None), once),
-        ((target, None), "out= is expected to be one array or 4 (dx, dresidual, dgamma, dbeta), got 2."),
-    ):
-        with pytest.raises(ArrayError) as error:
-            norm.backward(cotangents, saved, out=out)
-        assert str(error.value) == message
 
 
 def test_out_of_the_stream_over_the_residual() -> None:
@@ -207,17 +195,6 @@ def test_a_cotangent_that_is_none_adds_zeros() -> None:
     found = norm.backward((None, dh), norm.forward(**inputs)[1], out=(None, None, total))
     assert found[2] is total
     np.testing.assert_array_equal(total, np.arange(D))
-
-
-@pytest.mark.parametrize("out", [None, (None, None, None)])
-def test_there_has_to_be_an_array_to_add_to(out: Any) -> None:
-    norm = norm_of("layernorm", accumulate="gamma")
-    with pytest.raises(ArrayError) as error:
-        step(norm, out=out)
-    assert str(error.value) == (
-        f"'{norm.spec('bwd')}' adds 'dgamma' to an array, which is missing; pass it in out=, with one entry each for "
-        "dx, dgamma, dbeta."
-    )
 
 
 # ---- grad ----
@@ -341,27 +318,12 @@ def small(norm: Norm, gamma: float = 1e-3, place: int = 3) -> dict[str, Array]:
     return inputs
 
 
-def message(norm: Norm, gamma: float, error: str) -> str:
-    return (
-        f"'{norm.spec('bwd')}' rebuilds the normalised row from 'y', but gamma[3] is {gamma:g}, beta[3] is 1: rounding "
-        f"'y' to bf16 moves it by up to {error}, and {LARGEST_ERROR:g} is allowed; compile with save=stats."
-    )
-
-
-@pytest.mark.parametrize(("gamma", "error"), [(2.0**-4, "0.066"), (2.0**-10, "4"), (0.0, "inf")])
-def test_small_weights_are_refused_on_numpy(gamma: float, error: str) -> None:
+def test_weights_that_are_large_enough_are_taken() -> None:
+    """``tests/messages/outputs.txt`` has those that are not."""
     norm = norm_of("layernorm", dtype="bf16", save="y")
-    with pytest.raises(ArrayError) as refused:
-        norm.forward(**small(norm, gamma))
-    assert str(refused.value) == message(norm, gamma, error)
     norm.forward(**small(norm, 2.0**-3))  # up to 0.035
-    norm_of("layernorm", dtype="bf16").forward(**small(norm, gamma))
-
-
-def test_zero_centred_weights_near_minus_one_are_refused() -> None:
+    norm_of("layernorm", dtype="bf16").forward(**small(norm, 0.0))
     norm = norm_of("layernorm", dtype="bf16", save="y", zero_centred=True)
-    with pytest.raises(ArrayError, match=r"gamma\[3\] is -1, .* moves it by up to inf"):
-        norm.forward(**small(norm, -1.0))
     norm.forward(**small(norm, 0.0))
 
 
@@ -391,9 +353,8 @@ def test_small_weights_are_refused_on_a_gpu(weights: Weights) -> None:
     norm = norm_of("layernorm", dtype="bf16", save="y")
     given = [weights.hold(a) for a in small(norm, 2.0**-10).values()]
     for _ in range(2):
-        with pytest.raises(ArrayError) as refused:
+        with pytest.raises(ArrayError, match=r"gamma\[3\] is 0.000976562"):
             norm.forward(*given)
-        assert str(refused.value) == message(norm, 2.0**-10, "4")
     assert weights.copied == ["gamma", "beta"] * 2
     assert weights.gpu.launched == []
 

@@ -1,4 +1,4 @@
-"""If these fail, a key of a spec is taken wrongly, or what is refused is not said in the right words."""
+"""If these fail, a key of a spec is taken wrongly."""
 
 from collections.abc import Callable
 

@@ -1,10 +1,8 @@
-"""If these fail, a description by operators means something else, or a wrong one is not explained."""
+"""If these fail, a description by operators means something else, or the line of a wrong one is not told."""
 
 import re
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from lngen.check.inputs import mismatches, random_inputs
 from lngen.errors import VerifyError
 from lngen.graphs import Definition, GraphBuilder, Options
 from lngen.interpret import interpret
-from lngen.ir import F32, OPS, D, DType, Graph, M, Type, Value, print_eqn
+from lngen.ir import OPS, D, DType, Graph, M, Value, print_eqn
 from lngen.lower import lower
 from lngen.problem import problem
 from lngen.ptx import run_plan
@@ -176,57 +174,7 @@ def test_a_name_of_one_s_own_goes_before_automatic_ones(describe: Describe, equa
     assert "; ".join(found).replace("%", "") == re.sub(r";?\n +", "; ", equations).removeprefix("; ")
 
 
-def test_names_that_cannot_be_given() -> None:
-    def taken(b: GraphBuilder) -> None:
-        b.output("y", b.named("gamma", b.input("x", M, D) * b.input("gamma", D)))
-
-    def of_an_input(b: GraphBuilder) -> None:
-        b.output("y", b.named("h", b.param("x", F32, M, D)))
-
-    with pytest.raises(VerifyError, match=r"graph @own_fwd: a value is expected to be called 'gamma', but another"):
-        spec_of(taken)
-    with pytest.raises(VerifyError, match=r"graph @own_fwd: 'h' is expected to be the result of an equation, got '%x'"):
-        spec_of(of_an_input)
-
-
 # ---- where operators mean nothing ----
-
-
-def test_operators_outside_a_description() -> None:
-    x = Value("x", Type(F32, (M, D)))
-    message = (
-        "'%x ...' is expected in a function that describes a graph, where an operator adds the equation 'mul'; give "
-        "the function to lngen.compile, or use the methods of a Builder."
-    )
-    with pytest.raises(VerifyError, match=re.escape(message)):
-        x * 2
-    spec_of(by_operators).graph()
-    with pytest.raises(VerifyError, match=re.escape(message)):
-        2 * x
-
-
-@pytest.mark.parametrize(
-    ("other", "kind"), [("2", "str"), (None, "NoneType"), (True, "bool"), ([1.0], "list"), (np.ones(3), "ndarray")]
-)
-def test_operands_that_are_neither_values_nor_numbers(other: Any, kind: str) -> None:
-    message = (
-        f"graph @own_fwd: 'add' is expected to have values or numbers as operands, got {kind}; make it an input, or a "
-        "number with float()."
-    )
-
-    def describe(b: GraphBuilder) -> None:
-        b.output("y", b.input("x", M, D) + other)
-
-    with pytest.raises(VerifyError, match=re.escape(message)):
-        spec_of(describe)
-
-
-NO_METHOD = "; 'lngen help graph' lists the methods."
-LONG_INT = f"invalid literal for int() with base 10: '{'1' * 500}x'"
-NO_OPERATOR = (
-    "; values have the operators + - * / and ** 3, other ops are methods ('lngen help graph'), and in place of a "
-    "comparison there are x.relu(), x.maximum(z), x.clamp(low, high) and b.where_gt(name, a, b, c, d)."
-)
 
 
 class SilentError(Exception):
@@ -236,43 +184,14 @@ class SilentError(Exception):
         raise KeyError
 
 
-def silent(b: GraphBuilder, x: Any) -> None:
-    raise SilentError
-
-
-@pytest.mark.parametrize(("mistake", "raised", "hint"), [
-    (lambda b, x: x.foo(), "AttributeError: 'Value' object has no attribute 'foo'", NO_METHOD),
-    (lambda b, x: x.mean(), "AttributeError: 'Value' object has no attribute 'mean'",
-     "; did you mean b.mean or b.reduce_mean?"),
-    (lambda b, x: x.option(), "AttributeError: 'Value' object has no attribute 'option'", NO_METHOD),
-    (lambda b, x: x.reshape(2, 2), "AttributeError: 'Value' object has no attribute 'reshape'",
-     "; axes combine by name, so that no graph has a reshape ('lngen help graph')."),
-    (lambda b, x: b.max(x), "AttributeError: 'GraphBuilder' object has no attribute 'max'",
-     "; did you mean b.maximum or b.reduce_max?"),
-    (lambda b, x: b.layernrom(x), "AttributeError: 'GraphBuilder' object has no attribute 'layernrom'", NO_METHOD),
-    (lambda b, x: x**0.5, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'float'", NO_OPERATOR),
-    (lambda b, x: x**65, "TypeError: unsupported operand type(s) for ** or pow(): 'Value' and 'int'", NO_OPERATOR),
-    (lambda b, x: 2**x, "TypeError: unsupported operand type(s) for ** or pow(): 'int' and 'Value'", NO_OPERATOR),
-    (lambda b, x: x > 0, "TypeError: '>' not supported between instances of 'Value' and 'int'", NO_OPERATOR),
-    (lambda b, x: max(x, 0), "TypeError: '>' not supported between instances of 'int' and 'Value'", NO_OPERATOR),
-    (lambda b, x: undefined, "NameError: name 'undefined' is not defined", "."),  # type: ignore[name-defined] # noqa: F821
-    (lambda b, x: {}["scale"], "KeyError: 'scale'", "."),
-    (lambda b, x: sys.exit(0), "SystemExit: 0", "."),
-    (lambda b, x: int("1" * 500 + "x"), f"ValueError: {LONG_INT[:197]}...", "."),
-    (silent, "SilentError", "."),
-])  # fmt: skip
-def test_what_a_description_raises_is_said_with_its_line(
-    mistake: Callable[[GraphBuilder, Any], Any], raised: str, hint: str
-) -> None:
-    def describe(b: GraphBuilder) -> None:
-        mistake(b, b.input("x", M, D))
+def test_what_a_description_raises_is_said_with_its_line() -> None:
+    def silent(b: GraphBuilder) -> None:
+        raise SilentError
 
     with pytest.raises(VerifyError) as error:
-        lngen.compile(describe, d=8)
-    line = rf"\('{re.escape(__file__)}', line \d+: .*\)"
-    assert re.fullmatch(
-        rf"graph @describe_fwd: its function raised {re.escape(raised)} {line}{re.escape(hint)}", str(error.value)
-    )
+        lngen.compile(silent, d=8)
+    line = rf"\('{re.escape(__file__)}', line \d+: raise SilentError\)"
+    assert re.fullmatch(rf"graph @silent_fwd: its function raised SilentError {line}\.", str(error.value))
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("f32", 1), ("bf16", 2)])
@@ -326,30 +245,6 @@ def test_threads_describe_graphs_of_their_own() -> None:
     assert [ops.count("mul") for ops in found] == [20 * n for n in range(1, 33)]
 
 
-# ---- axes, and what is no value ----
-
-ONLY_VALUES = "make it an input, or a constant with b.number(name, value)."
-
-
-@pytest.mark.parametrize(("describe", "message"), [
-    (lambda b, x: b.sum(x, "D"), "'reduce_sum %x32: f32[M, D]': expected {axis=...} to be M or D, got str 'D'."),
-    (lambda b, x: b.add("h", x, "3"), "'add' is expected to have values or numbers as operands, got str; make it an "
-     "input, or a number with float()."),
-    (lambda b, x: b.output("z", None), f"the output 'z' is expected to be a value, got NoneType; {ONLY_VALUES}"),
-    (lambda b, x: b.statistic("rstd"), f"a statistic is expected to be a value, got str; {ONLY_VALUES}"),
-    (lambda b, x: b.named("h", 3), f"'h' is expected to be a value, got int; {ONLY_VALUES}"),
-])  # fmt: skip
-def test_arguments_that_a_builder_refuses(describe: Callable[[GraphBuilder, Value], Any], message: str) -> None:
-    def whole(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        describe(b, x)
-        b.output("y", x)
-
-    with pytest.raises(VerifyError) as error:
-        spec_of(whole)
-    assert str(error.value) == f"graph @own_fwd: {message}"
-
-
 # ---- declared dtypes ----
 
 
@@ -387,17 +282,6 @@ def test_kernels_of_declared_dtypes_have_the_interpreter_s_bits(direction: str, 
         outcome = run_plan(lower(spec, schedule), inputs, rows=5)
         assert not outcome.findings, outcome.findings[0]
         assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
-
-
-@pytest.mark.parametrize(("describe", "message"), [
-    (lambda b: b.input("x", M, D, dtype="f8"), "'x' expects a dtype of f16, bf16, f32, f64, got 'f8'."),
-    (lambda b: b.output("y", b.input("x", M, D), dtype=4), "'y' expects a dtype of f16, bf16, f32, f64, got 4."),
-    (lambda b: b.input("x", M, D, dtype="f64"),
-     "'x' is declared as f64, but the graph computes in f32; give the spec dtype=f64, or declare it as f32."),
-])  # fmt: skip
-def test_dtypes_that_cannot_be_declared(describe: Describe, message: str) -> None:
-    with pytest.raises(VerifyError, match=re.escape(f"graph @own_fwd: {message}")):
-        spec_of(describe)
 
 
 def test_the_thirty_second_value_of_a_name_has_a_name_too() -> None:

@@ -13,7 +13,7 @@ from lngen.problem import Schedule, check, problem
 from lngen.schedule import candidates
 from lngen.spec import make_spec, parse_spec
 from plans import run_checked
-from schedules import cp_async, registers, tma, unaligned
+from schedules import tma, unaligned
 from test_staged import peaked, scaled
 
 pytest.importorskip("cupy")
@@ -56,18 +56,6 @@ def test_bits_and_nothing_found(spec: str, schedule: Schedule, times: int) -> No
     own = s.stages * s.grid * s.rows_per_block
     for order, rows in enumerate((1, own, own + 1, 2 * own + 1)):
         run_checked(plan, rows, order=order, times=times)
-
-
-@pytest.mark.parametrize(("spec", "schedule", "message"), [
-    ("layernorm.bwd:d=1024,dtype=bf16", tma(64, 8, 8, 2), "without column sums"),
-    ("layernorm.fwd:d=1024,dtype=bf16", cp_async(64, 2, 8, 2, grid=2), "form=tma or"),
-    ("layernorm.fwd:d=1024,dtype=bf16", registers(64, 2, 8), "form=tma or tma_unaligned"),
-    ("layernorm.fwd:d=256,dtype=bf16", tma(16, 2, 8, 2, grid=2), "got 16"),
-])  # fmt: skip
-def test_illegal(spec: str, schedule: Schedule, message: str) -> None:
-    parsed = parse_spec(spec)
-    with pytest.raises(ScheduleError, match=message):
-        check(dataclasses.replace(schedule, dynamic=True), problem(parsed.graph(), parsed.d))
 
 
 def test_two_meetings_end_a_phase() -> None:

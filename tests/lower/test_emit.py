@@ -92,11 +92,6 @@ def test_the_layout(text: str, want: str) -> None:
     assert laid_out(text) == want
 
 
-def test_a_note_that_is_no_equation_stays_behind_its_statement() -> None:
-    with pytest.raises(EmitError, match="make it a comment above"):
-        laid_out(f"a;  // {'n' * 120}")
-
-
 def facts_of(text: str) -> dict[str, str]:
     """The facts in the header of an emitted text."""
     header = [line.removeprefix("// ") for line in unwrapped(text).split("\n\n")[0].splitlines()]

@@ -135,30 +135,6 @@ def test_what_leaves_differs(more: str) -> None:
 GOOD = Schedule("tma_unaligned", 32, 1, 1, 1, False, 2, 1, 2, True)
 
 
-# The rules that name the form, at their edges; each rule has its case in tests/schedule/test_schedule.py.
-@pytest.mark.parametrize(("text", "s", "message"), [
-    ("d=1000,dtype=bf16", GOOD, "unaligned rows end within a chunk of 8, .*got D=1000, threads=32"),
-    ("d=15,dtype=bf16", GOOD, "have at least 16 elements, twice 16 bytes of the narrowest, .*got D=15"),
-    ("d=1001,dtype=bf16", replace(GOOD, threads=8, rows_per_block=4), "and as many threads, got D=1001, threads=8"),
-    # A result narrower than what the chunks go by.
-    ("d=1001,dtype=f64,out=bf16", replace(GOOD, threads=8, rows_per_block=4), "at least 16 elements.* threads=8"),
-    ("d=13,dtype=f32,out=f16", GOOD, "at least 16 elements.* got D=13"),
-])  # fmt: skip
-def test_what_is_not_legal(text: str, s: Schedule, message: str) -> None:
-    spec = parse_spec(f"layernorm.fwd:{text}")
-    with pytest.raises(ScheduleError, match=message):
-        check(s, problem(spec.graph(), spec.d))
-
-
-def test_without_a_result_nothing_leaves_in_bulk() -> None:
-    spec = spec_of("layernorm", "bwd", 1001, "bf16", ",wrt=gamma+beta")
-    p = problem(spec.graph(), 1001)
-    s = Schedule("tma_unaligned", 64, p.groups, 1, 1, False, 2)
-    check(s, p)
-    with pytest.raises(ScheduleError, match=r"tma_store is no for 0 \[M, D\] results"):
-        check(replace(s, tma_store=True), p)
-
-
 @pytest.mark.parametrize(
     ("text", "s", "number"),
     [("d=1004,dtype=f32,out=bf16", Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2, True), 2008),

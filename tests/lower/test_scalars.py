@@ -19,7 +19,6 @@ from lngen.compile import Compilation
 from lngen.contract import described
 from lngen.devices import default_device
 from lngen.emit import emit
-from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.inspect.traffic import measure
 from lngen.interpret import interpret
@@ -313,27 +312,6 @@ def test_the_sum_of_a_vector_has_the_order_of_a_row_of_f32(d: int, dtype: str) -
     eqns = {e.out.name: e for e in spec_of(vector, d=d, dtype=dtype).graph().eqns}
     assert eqns["s"].attrs == like.attrs
     assert eqns["t"].attrs == eqns["column"].attrs
-
-
-CUT = "a segment is expected to be whole chunks, and interleave a power of two up to 32, got {} chunks and {}"
-MANY = "the sum of an [M] value has up to 512 groups, and up to 512 interleaved partial sums, got {} and {}"
-REFUSED = [
-    (everything, "chunk=4", "chunk=3", CUT.format("333.333", 1)),
-    (everything, "chunk=4", "chunk=4, interleave=3", CUT.format(250, 3)),
-    (everything, "chunk=4", "chunk=4, interleave=64", CUT.format(250, 64)),
-    (loss, r"groups=\d+", "groups=513", MANY.format(513, 16)),
-    (loss, r"interleave=\d+", "interleave=513", MANY.format(4, 513)),
-]
-
-
-@pytest.mark.parametrize(("describe", "old", "new", "message"), REFUSED)
-def test_an_order_that_the_kernel_cannot_take_is_refused(describe: Describe, old: str, new: str, message: str) -> None:
-    spec = spec_of(describe, d=1000)
-    graph = edited(spec.graph(), old, new)
-    with pytest.raises(LowerError) as error:
-        lower(spec, schedules(spec)[0], graph)
-    first = str(error.value).splitlines()[0]
-    assert first == f"graph @{describe.__name__}_fwd: {message}."
 
 
 def test_maxima_have_no_attributes_and_change_no_order() -> None:

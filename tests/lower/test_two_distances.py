@@ -11,7 +11,7 @@ import sampling
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
 from lngen.emit import emit
-from lngen.errors import ScheduleError, SpecError
+from lngen.errors import ScheduleError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.headers import bundled
 from lngen.interpret import interpret
@@ -206,16 +206,8 @@ def test_an_input_of_that_name_has_another_slug() -> None:
     assert len({s.slug for s in specs}) == len({s.file_slug for s in specs}) == len(specs)
 
 
-@pytest.mark.parametrize("value", ["0", "3", "two", ""])
-def test_another_number_of_distances(value: str) -> None:
-    with pytest.raises(SpecError, match="'strides' is expected to be a whole number from 1 to 2, got '"):
-        parse_spec(f"rmsnorm.fwd:d=64,strides={value}")
-
-
 def test_unaligned_bulk_copies_refuse_it() -> None:
     """The rule is one of legality, so neither the default nor another schedule is of this form."""
-    with pytest.raises(ScheduleError, match="form=tma_unaligned takes contiguous rows, got rows at two distances"):
-        two("layernorm.fwd:d=1001,dtype=bf16", unaligned(32, 2, 1, 2))
     one, other = (Compilation(parse_spec(f"layernorm.fwd:d=8193,dtype=bf16{s}")).problem for s in ("", ",strides=2"))
     first = [next(iter(attempts(p, ("sm_90",)))).form for p in (one, other)]
     assert first[0] == "tma_unaligned" != first[1]
@@ -237,5 +229,5 @@ def test_facts_that_a_caller_computes_take_the_distances_of_the_spec() -> None:
     spec = parse_spec("layernorm.fwd:d=1001,dtype=bf16,strides=2")
     facts = problem(spec.graph(), spec.d)
     check(unaligned(32, 2, 1, 2, grid=4), facts)
-    with pytest.raises(ScheduleError, match="strides=2"):
+    with pytest.raises(ScheduleError):
         lower(spec, unaligned(32, 2, 1, 2, grid=4), facts=facts)

@@ -67,13 +67,8 @@ def test_what_is_detached_has_to_cancel() -> None:
         x = b.input("x", M, D)
         b.output("y", x * x.detach())
 
-    with pytest.raises(DerivativeError) as error:
+    with pytest.raises(DerivativeError):
         of(stopped).graph()
-    assert str(error.value) == (
-        "graph @own_fwd: 'x32' is detached, but its effects on 'y' do not cancel, as far as lngen can show. The "
-        "gradient would not be that of the forward: leave detach away, or differentiate other results (of=).\n"
-        "    %x_constant : f32[M, D] = detach %x32"
-    )
     of(stopped, "fwd").graph()
 
 
@@ -106,15 +101,6 @@ def test_a_stopped_gradient_is_zero_by_definition() -> None:
     assert (found["dx"] == 3).all()
     np.testing.assert_array_equal(found["dscale"], np.rint(x).sum(0))
     assert max(gradient_excess(spec).values()) < 1
-
-
-def test_a_detached_statistic_has_no_cotangent() -> None:
-    def kept(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", x - b.statistic(b.mean(x).detach(), "kept") * 0.0)
-
-    with pytest.raises(DerivativeError, match="do not cancel"):
-        of(kept, of="kept").graph()
 
 
 def test_the_maximum_of_a_softmax_needs_no_detach() -> None:

@@ -6,7 +6,6 @@ import pytest
 
 import sampling
 from lngen.check.inputs import mismatches, random_inputs
-from lngen.errors import PtxError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import D, M
@@ -129,10 +128,3 @@ def test_a_part_over_an_input_changes_results() -> None:
     inputs = random_inputs(plan.spec, 40)
     outcome = run_plan(plan, inputs, alias={"y": ("x", 8192)})
     assert mismatches(outcome.results, interpret(plan.graph, inputs)) != []
-
-
-def test_what_cannot_lie_over_another_is_said() -> None:
-    plan = plan_of(*FORWARD[0])
-    for alias in ({"z": ("x", 0)}, {"y": ("z", 0)}, {"y": ("x", 0), "x": ("y", 0)}):
-        with pytest.raises(PtxError, match=r"alias: a tensor over one of .* is expected, got '\w' over '\w'\."):
-            run_plan(plan, random_inputs(plan.spec, 1), alias=alias)

@@ -7,7 +7,6 @@ import pytest
 
 from lngen.check.inputs import random_inputs
 from lngen.emit import emit
-from lngen.errors import PtxError
 from lngen.lower import lower
 from lngen.problem import Schedule
 from lngen.ptx import Outcome, run_plan
@@ -46,11 +45,6 @@ def test_dynamic_shared_memory_has_bounds() -> None:
     assert "shared-race" in kinds(
         run(broken(DYNAMIC, "__syncthreads();", ""), 1, 64, np.zeros(256, U4), 256, dynamic=1024)
     )
-
-
-def test_a_block_has_so_much_shared_memory() -> None:
-    with pytest.raises(PtxError, match="232448 at most"):
-        run(DYNAMIC, 1, 32, np.zeros(32, U4), 32, dynamic=227 << 10)
 
 
 ARENA = """extern __shared__ __align__(1024) unsigned char arena[];

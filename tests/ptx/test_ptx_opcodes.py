@@ -241,15 +241,3 @@ def test_exactly_these_modifiers_are_executed(name: str) -> None:
         others |= {f"{opcode}.{parts[-1]}", f"{opcode}.sat", f"{opcode}.ftz"} if parts else {f"{opcode}.sat"}
         for other in others - executed:
             assert not known(f"{other} {operands}".strip()), other
-
-
-@pytest.mark.parametrize("line", [
-    "setp.eq.and.s32 %p0, %r0, %r1, !%p1", "ld.global.u32 %r0, [%rd0].unified", "ld.global.u32 %r0, [%rd0+%r1]",
-    "add.rn.f32 %f0, %f1, -%f2", "mov.f32 %f0, -0f3F800000", "mov.u32 %r0, 089", "mov.u32 %r0, %r1.x",
-    "add.s32 %r0|%p0, %r1, %r2", "add.s32 %r0, %r1", "add.s32 %r0, %r1, %r2, %r3", "ld.global.v2.u32 {%r0}, [%rd0]",
-    "ld.global.v2.u32 %r0, [%rd0]",
-    f"cp.async.bulk.shared::cta.global.{BULK}.L2::cache_hint [%r0], [%rd0], %r1, [%r2]",
-])  # fmt: skip
-def test_operands_are_executed_or_refused_too(line: str) -> None:
-    with pytest.raises(PtxError, match="PTX line 14"):
-        bound(line)

@@ -18,7 +18,6 @@ import lngen.torch
 from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen import D, GraphBuilder, M
-from lngen.errors import LngenError, SpecError
 from lngen.ir import parse
 
 WIDTH = 64
@@ -132,22 +131,6 @@ def test_a_masked_class_adds_nothing_to_a_cross_entropy() -> None:
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize(("call", "kind", "message"), [
-    (lambda f, t: f(t, torch.ones(2, 3, WIDTH, requires_grad=True)), RuntimeError, "'target' requires grad, but the"),
-    (lambda f, t: f(t, t, t), RuntimeError, "'cross_entropy' takes x, target, each once; got 3 by position."),
-    (lambda f, t: f(t, z=t), RuntimeError, "takes x, target, each once; got 1 by position, z."),
-    (lambda f, t: f(t), RuntimeError, "expects the input 'target', which is missing"),
-    (lambda f, t: f(t, t, eps=1e-5), RuntimeError, "'cross_entropy' takes no eps"),
-    (lambda f, t: lngen.torch.function("l2norm")(t), RuntimeError, "'l2norm' expects eps=, for example 1e-5"),
-    (lambda f, t: lngen.torch.function("rmsnorms"), SpecError, "There is no graph 'rmsnorms'"),
-    (lambda f, t: lngen.torch.function("rmsnorm", cast="t5"), SpecError, "'cast'"),
-])  # fmt: skip
-def test_a_wrong_call_is_a_sentence(call: Any, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=re.escape(message)) as raised:
-        call(lngen.torch.function("cross_entropy"), torch.randn(2, 3, WIDTH, requires_grad=True))
-    assert isinstance(raised.value, LngenError)
-
-
 def switched(b: GraphBuilder) -> None:
     """An input of another name than its option's, and one that has its name."""
     y = b.input("x", M, D)
@@ -173,36 +156,6 @@ def test_positions_are_those_of_compile(graph: Any, options: Any, inputs: Any, n
     norm = lngen.compile(graph, d=4, **options, **number)
     found = lngen.torch.function(graph, **options)(*inputs, **number)
     assert np.array_equal(found.numpy(), norm.forward(*(t.numpy() for t in inputs))[0])
-
-
-WRONG: list[tuple[str, dict[str, Any], tuple[torch.Tensor, ...], dict[str, torch.Tensor], str]] = [
-    ("rmsnorm", {"gamma": False}, (ROWS, WEIGHT), {}, "'rmsnorm' takes x, each once; got 2 by position."),
-    ("rmsnorm", {"gamma": False}, (ROWS,), {"gamma": WEIGHT}, "gamma; for a norm with it, compile with gamma=True"),
-    ("layernorm", {"beta": False}, (ROWS, WEIGHT, WEIGHT), {}, "takes x, gamma, each once; got 3 by position."),
-    ("add_rmsnorm", {}, (ROWS, ROWS, WEIGHT), {"x1": ROWS}, "x1; for a norm with it, compile with x1=True"),
-    ("add_rmsnorm", {"gamma": True}, (ROWS, ROWS), {}, "the input 'gamma', which is missing; for a norm without it"),
-    ("add_rmsnorm", {"residual": False, "x1": True}, (ROWS, ROWS, ROWS), {}, "'gamma' is expected to have shape [4]"),
-    ("add_rmsnorm", {"x1": True, "gamma": False}, (ROW, ROW, WEIGHT), {}, "'x1' is expected to have leading dim"),
-    ("rmsnorm", {}, (ROW, ROW), {}, "'gamma' is expected to have shape [4], got [1, 4]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("graph", "options", "inputs", "named", "message"), WRONG)
-def test_what_the_options_exclude_or_ask_for_is_named(
-    graph: str, options: Any, inputs: Any, named: Any, message: str
-) -> None:
-    with pytest.raises(RuntimeError, match=re.escape(message)):
-        lngen.torch.function(graph, **options)(*inputs, eps=1e-5, **named)
-
-
-@pytest.mark.parametrize(("beta", "keys", "message"), [
-    (None, "gamma=no", "'rmsnorm' takes x, each once; got gamma; for a norm with it, compile with gamma=True"),
-    (None, "beta=yes", "'rmsnorm' expects the input 'beta', which is missing"),
-    (ROWS, "", "'beta' is expected to have shape [4], got [2, 4]"),
-])  # fmt: skip
-def test_an_operator_refuses_what_its_keys_exclude(beta: Any, keys: str, message: str) -> None:
-    with pytest.raises(RuntimeError, match=re.escape(message)):
-        torch.ops.lngen.rmsnorm_fwd(ROWS, WEIGHT, beta, eps=1e-5, keys=keys)
 
 
 def test_a_result_that_is_saved_by_choice() -> None:

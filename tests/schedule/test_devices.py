@@ -6,10 +6,7 @@ import tomllib
 from dataclasses import fields
 from importlib.resources import files
 
-import pytest
-
 from lngen.devices import Device, capability, default_device, described, device_for, device_names, live_device, named
-from lngen.errors import DeviceError
 
 WANTED = {"h200", "h100", "a100", "l40s", "rtx4090", "b200", "t4"}
 
@@ -64,10 +61,8 @@ def test_an_arch_has_one_device_that_stands_for_it_and_the_limits_of_its_own() -
     assert capability("sm_9") == 0
 
 
-def test_a_wrong_name_is_told_the_nearest() -> None:
+def test_a_name_is_found_in_any_case() -> None:
     assert named("H200") == named("h200")
-    with pytest.raises(DeviceError, match=r"There is no device 'h20', expected one of .*; did you mean 'h200'\?"):
-        named("h20")
 
 
 def test_a_live_device_completes_its_description() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from lngen.config import data_dir
 from lngen.devices import Device, device_for, named
-from lngen.errors import LngenError
 from lngen.problem import ANY, Schedule, is_legal, parse_schedule
 from lngen.schedule import candidates, workload
 from lngen.schedule.model import MODEL, STATED, Model, estimates, features
@@ -229,15 +228,6 @@ def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) 
         assert is_legal(next(candidates(problem_of(spec))), problem_of(spec))
     with pytest.raises(AssertionError, match="the space is enumerated"):
         next(candidates(problem_of("layernorm.fwd:d=4096,dtype=f64")))
-
-
-def test_what_is_no_record_hears_why(tmp_path: Path) -> None:
-    for name, content in {"a.json": "[1]", "b.json": "{", "c.jsonl": "{}", "d.json": '{"records": [{}]}'}.items():
-        (tmp_path / name).write_text(content)
-        with pytest.raises(LngenError, match=rf"{name}' is expected to hold times of schedules"):
-            points([tmp_path / name])
-    with pytest.raises(LngenError, match=r"none\.json' cannot be read"):
-        points([tmp_path / "none.json"])
 
 
 def test_few_rows_between_other_kernels_give_no_points() -> None:

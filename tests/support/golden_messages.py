@@ -28,7 +28,8 @@ def lngen(*words: str | Path) -> None:
     done = commands.call(*words)
     if done.exit_code:
         assert done.stdout == ""
-        raise Exit(f"{done.exit_code}: {done.stderr.rpartition('Error: ')[2].rstrip()}")  # without click's usage
+        said = done.stderr.rstrip()
+        raise Exit(f"{done.exit_code}: {said.partition('Error: ')[2] if said.startswith('Usage: ') else said}")
 
 
 def rewritten(text: str, folder: Path) -> str:
