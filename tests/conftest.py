@@ -79,9 +79,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made stays until the end: no collection of garbage has to walk over it again."""
+    """What collecting made stays until the end: no collection of garbage has to walk over it again.
+
+    Later collections are rare: a test makes many objects, few of them in cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.hookimpl(optionalhook=True)
