@@ -1,8 +1,8 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
 
-A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). LNGEN_TEST_CACHE names
-a folder that keeps what the tests compile for later runs. A key of the cache holds all that an entry depends on, so
-that no change can make one stale.
+A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). What the tests compile
+stays for later runs in the user's cache folder, or in the one that LNGEN_TEST_CACHE names; in none if it is empty, or in
+CI (kept_cache.py). A key of the cache holds all that an entry depends on, so that no change can make one stale.
 """
 
 import gc
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import kept_cache
 import sampling
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a worker per core: threads of NumPy and PyTorch would wait for each other
@@ -91,9 +92,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What collecting made stays until the end: no collection of garbage has to walk over it again."""
+    """What collecting made stays until the end: no collection of garbage has to walk over it again.
+
+    Later collections are rare: a test makes many objects, few of them in cycles.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+
+def pytest_sessionfinish() -> None:
+    """The user's folder does not grow for ever; one that is named is the business of who names it."""
+    kept = kept_cache.of_user()
+    if kept is not None and not {"PYTEST_XDIST_WORKER", kept_cache.NAMED, "CI"} & {*os.environ}:
+        kept_cache.tidy(kept)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -121,12 +133,12 @@ def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keeps the tests out of the user's cache; the workers of a run share a folder.
+    """Keeps the tests out of the cache of lngen's user; the workers of a run share a folder.
 
     A test that is about the cache sets a folder of its own.
     """
     with pytest.MonkeyPatch.context() as patch:
         base = tmp_path_factory.getbasetemp()
         run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-        patch.setenv("LNGEN_CACHE_DIR", os.environ.get("LNGEN_TEST_CACHE") or str(run / "lngen-cache"))
+        patch.setenv("LNGEN_CACHE_DIR", str(kept_cache.folder(os.environ, run / "lngen-cache")))
         yield

@@ -1,5 +1,6 @@
 """If these fail, a sample of a table lacks what it promises, or a case is in no run at all."""
 
+import os
 import random
 from itertools import combinations, product
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import kept_cache
 import sampling
 from paths import SEARCH
 
@@ -159,13 +161,13 @@ def test_it(n):
 
 @pytest.mark.full
 def test_the_workers_of_a_run_share_a_cache(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another run has another folder, unless LNGEN_TEST_CACHE names one."""
+    """Another run without a kept folder has another one."""
     pytest.importorskip("xdist")
     pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
     pytester.makeini("[pytest]\nmarkers = full: as in this project")
     pytester.makepyfile(TWO)
     monkeypatch.setenv("PYTHONPATH", SEARCH)
-    monkeypatch.delenv("LNGEN_TEST_CACHE", raising=False)
+    monkeypatch.setenv("LNGEN_TEST_CACHE", "")
 
     def used() -> str:
         file = pytester.path / "used.txt"
@@ -179,3 +181,28 @@ def test_the_workers_of_a_run_share_a_cache(pytester: pytest.Pytester, monkeypat
     assert used() != used()
     monkeypatch.setenv("LNGEN_TEST_CACHE", str(pytester.path / "kept"))
     assert used() == str(pytester.path / "kept")
+
+
+@pytest.mark.parametrize(("environment", "wanted"), [
+    ({}, "home/lngen-tests"),
+    ({"LNGEN_TEST_CACHE": "/named"}, "/named"),
+    ({"LNGEN_TEST_CACHE": ""}, "run"),
+    ({"CI": "true"}, "run"),
+    ({"CI": "true", "LNGEN_TEST_CACHE": "/named"}, "/named"),
+])  # fmt: skip
+def test_where_kernels_are_kept(
+    environment: dict[str, str], wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert kept_cache.folder(environment, tmp_path / "run") == tmp_path / wanted
+
+
+def test_a_kept_folder_has_a_bound(tmp_path: Path) -> None:
+    """What was used longest ago goes, and what could be stale: a database of the tuner."""
+    for age, name in enumerate(("kernels/a/1", "templates/2", "torch/3/x", "kernels/b/4", "tune/trials.jsonl")):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(bytes(100))
+        os.utime(tmp_path / name, (1e9 - age, 1e9 - age))
+    kept_cache.tidy(tmp_path, 300)
+    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"1", "2", "x"}
+    kept_cache.tidy(tmp_path / "none")

@@ -9,7 +9,7 @@ import numpy as np
 
 from lngen.ir.numerics import Array
 from lngen.ptx.accesses import load_global, look, place
-from lngen.ptx.batch import Batch, Copy, Memory
+from lngen.ptx.batch import MBARRIER, Batch, Copy, Memory, ThreadCopies
 from lngen.ptx.clusters import note_remote
 from lngen.ptx.memory import POISON, Allocation, Scratch
 from lngen.ptx.ordering import NOBODY
@@ -17,11 +17,8 @@ from lngen.ptx.parser import Instruction
 from lngen.ptx.program import UNSIGNED, Lanes, Program, Step, immediate, unknown
 
 _ASYNC = re.compile(r"cp\.async\.c[ag]\.shared(?:::cta)?\.global(?:\.L2::(?:64|128|256)B)?")
-_COMMIT = {"cp.async.commit_group": "async", "cp.async.bulk.commit_group": "bulk"}
-_WAIT = {
-    "cp.async.wait_group": ("async", False), "cp.async.bulk.wait_group": ("bulk", False),
-    "cp.async.bulk.wait_group.read": ("bulk", True),
-}  # fmt: skip
+_COMMIT = {"cp.async.commit_group": False, "cp.async.bulk.commit_group": True}  # True: of bulk copies
+_WAIT_BULK = {"cp.async.bulk.wait_group": False, "cp.async.bulk.wait_group.read": True}  # True: they only read
 
 
 def copy_step(program: Program, i: Instruction) -> Step:
@@ -29,19 +26,19 @@ def copy_step(program: Program, i: Instruction) -> Step:
     if _ASYNC.fullmatch(i.opcode):
         return _async(program, i)
     if i.opcode in _COMMIT and not i.operands:
-        kind = _COMMIT[i.opcode]
-        return lambda batch, lanes: batch.flights.commit(kind, lanes.index)
+        bulk = _COMMIT[i.opcode]
+        return lambda batch, lanes: batch.flights.commit(bulk, lanes.index)
     if i.opcode == "cp.async.wait_all" and not i.operands:
-        return partial(_wait, "async", None, False)
-    if i.opcode in _WAIT and len(i.operands) == 1 and i.operands[0].kind == "imm":
-        kind, reading = _WAIT[i.opcode]
-        return partial(_wait, kind, int(immediate(i.operands[0].text, UNSIGNED[4])), reading)
+        return partial(_wait, None)
+    if (i.opcode == "cp.async.wait_group" or i.opcode in _WAIT_BULK) and [o.kind for o in i.operands] == ["imm"]:
+        keep = int(immediate(i.operands[0].text, UNSIGNED[4]))
+        return partial(_wait_bulk, keep, _WAIT_BULK[i.opcode]) if i.opcode in _WAIT_BULK else partial(_wait, keep)
     raise unknown(i)
 
 
-def _wait(kind: str, keep: int | None, reading: bool, batch: Batch, lanes: Lanes) -> None:
+def _wait_bulk(keep: int, reading: bool, batch: Batch, lanes: Lanes) -> None:
     for lane in lanes.index.tolist():
-        wait(batch, kind, lane, keep, reading)
+        wait(batch, "bulk", lane, keep, reading)
 
 
 def _async(program: Program, i: Instruction) -> Step:
@@ -58,10 +55,99 @@ def _async(program: Program, i: Instruction) -> Step:
         data = _fetch(batch, i, lanes, source(batch.R, lanes), sizes, count)
         at, who, part = place(batch, i, lanes, batch.shared, to(batch.R, lanes), count, own=True)
         data = data if part is None else data[part]
-        for lane, where, row in zip(who.tolist(), at.tolist(), data, strict=True):
-            begin(batch, Copy(i, lane, lane, row, batch.shared, where), "async", lane)
+        if who.size:
+            _start(batch, ThreadCopies(i, who, data, at, batch.flights.committed[who]))
 
     return step
+
+
+def _start(batch: Batch, copies: ThreadCopies) -> None:
+    """The copies of one instruction start: all at once, if no other copy or mbarrier has their bytes."""
+    if _alone(batch, copies):
+        _begin(batch, copies)
+    else:
+        for n in range(len(copies.at)):
+            _begin(batch, copies.part(np.array([n])))
+    batch.flights.of_threads.append(copies)
+
+
+def _begin(batch: Batch, copies: ThreadCopies) -> None:
+    shared, spread = batch.shared, copies.spread
+    look(batch, copies.instruction, shared, copies.at, copies.lanes, spread.shape[1], "write")
+    _report(batch, _raced(batch, copies))
+    batch.flights.marks("to", shared)[spread] += 1
+    shared.data[spread] = POISON
+    shared.written[spread] = 1
+    _loading(batch, copies, 1)
+
+
+def _alone(batch: Batch, copies: ThreadCopies) -> bool:
+    if len(np.unique(copies.at)) < len(copies.at) or batch.opaque[copies.spread // MBARRIER].any():
+        return False
+    return not any(batch.flights.marks(how, batch.shared)[copies.spread].any() for how in ("to", "from"))
+
+
+def _wait(keep: int | None, batch: Batch, lanes: Lanes) -> None:
+    """All but the last ``keep`` groups of each thread complete (None: all)."""
+    flights, done, left = batch.flights, list[ThreadCopies](), list[ThreadCopies]()
+    for copies in flights.of_threads:
+        ready = lanes.mask[copies.lanes]
+        if keep is not None:
+            ready = ready & (copies.group < flights.committed[copies.lanes] - keep)
+        done += [copies.part(ready)] if ready.any() else []
+        left += [copies.part(~ready)] if not ready.all() else []
+    flights.of_threads = left
+    marks = flights.marks("to", batch.shared) if done else np.zeros(0)
+    if not any((marks[copies.spread] > 1).any() for copies in done):
+        _complete(batch, done)
+        return
+    for lane in lanes.index.tolist():  # the order counts where copies overlap
+        for copies in done:
+            own = copies.part(copies.lanes == lane)
+            if own.lanes.size:
+                _complete(batch, [own])
+
+
+def _complete(batch: Batch, done: list[ThreadCopies]) -> None:
+    """Copies that do not overlap arrive; the findings are in the order of the threads."""
+    found = list[_Race]()
+    for copies in done:
+        batch.shared.data[copies.spread] = copies.data
+        batch.flights.marks("to", batch.shared)[copies.spread] -= 1
+        _loading(batch, copies, -1)
+        found += _raced(batch, copies)
+        batch.touched()
+    _report(batch, sorted(found, key=lambda race: race[0]))
+
+
+def _loading(batch: Batch, copies: ThreadCopies, sign: int) -> None:
+    blocks, counts = np.unique(copies.at // batch.shared.room, return_counts=True)
+    for block, count in zip(blocks.tolist(), counts.tolist(), strict=True):
+        batch.loading(block, sign * count * copies.data.shape[1])
+
+
+_Race = tuple[int, str, Instruction]  # a thread, what it does, and where
+
+
+def _raced(batch: Batch, copies: ThreadCopies) -> list[_Race]:
+    """The first of the copies that races with another access; records all of them, as writes."""
+    places, unit = batch.places(batch.shared)
+    words = copies.spread[:, ::unit] // unit
+    rival = places.note(words.reshape(-1), np.repeat(copies.lanes, words.shape[1]), batch.clock, "write")
+    bad = np.flatnonzero(rival != NOBODY)
+    if not bad.size:
+        return []
+    text = _race_text(batch, batch.shared, int(words.flat[bad[0]]) * unit, unit, int(rival[bad[0]]), "write")
+    return [(int(copies.lanes[bad[0] // words.shape[1]]), text, copies.instruction)]
+
+
+def _report(batch: Batch, found: list[_Race]) -> None:
+    for lane, text, i in found:
+        batch.report("shared-race", text, i, np.array([lane]))
+
+
+def _race_text(batch: Batch, memory: Memory, at: int, count: int, rival: int, how: str) -> str:
+    return f"A copy that {how}s {memory.named(at, count)}, which thread {rival % batch.width} touches without order."
 
 
 def _fetch(batch: Batch, i: Instruction, lanes: Lanes, address: Array, sizes: Array, count: int) -> Array:
@@ -103,10 +189,7 @@ def begin(batch: Batch, copy: Copy, kind: str, key: int) -> None:
 
 def _count(batch: Batch, copy: Copy, sign: int) -> None:
     if isinstance(copy.to, Scratch) and ".global" in copy.instruction.opcode:
-        block = copy.at // copy.to.room
-        batch.flights.loading[block] = batch.flights.loading.get(block, 0) + sign * len(copy.data)
-        most, kernel = batch.launch.traffic.in_flight, batch.launch.kernel
-        most[kernel] = max(most[kernel], batch.flights.loading[block])
+        batch.loading(copy.at // copy.to.room, sign * len(copy.data))
 
 
 def wait(batch: Batch, kind: str, key: int, keep: int | None, reading: bool = False) -> None:
@@ -167,7 +250,6 @@ def noted(batch: Batch, copy: Copy, memory: Memory, at: int, who: int, how: str,
     rival = places.note(words, np.full(len(words), who), batch.clock, how)
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size:
-        place = memory.named(int(words[bad[0]]) * unit, unit)
         kind = "global-race" if isinstance(memory, Allocation) else "shared-race"
-        text = f"A copy that {how}s {place}, which thread {int(rival[bad[0]]) % batch.width} touches without order."
+        text = _race_text(batch, memory, int(words[bad[0]]) * unit, unit, int(rival[bad[0]]), how)
         batch.report(kind, text, copy.instruction, np.array([copy.lane]))

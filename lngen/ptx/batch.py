@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -73,12 +74,35 @@ class Copy:
     visible: Array | None = None  # the clock of its thread, if it releases
 
 
+@dataclass(frozen=True)
+class ThreadCopies:
+    """The copies of one cp.async, to shared memory: an entry of each array for each thread that has one in flight."""
+
+    instruction: Instruction
+    lanes: Array
+    data: Array  # a row of bytes for each thread
+    at: Array
+    group: Array
+
+    def part(self, chosen: Array) -> ThreadCopies:
+        """The copies of some of the threads, by position or mask."""
+        arrays = (a[chosen] for a in (self.lanes, self.data, self.at, self.group))
+        return ThreadCopies(self.instruction, *arrays)
+
+    @cached_property
+    def spread(self) -> Array:
+        """The positions of the bytes that each copy writes."""
+        return np.asarray(self.at[:, None] + np.arange(self.data.shape[1]))
+
+
 @dataclass
 class Flights:
-    """Of a batch: copies by thread and kind, and for every byte the number of copies in flight that use it."""
+    """Of a batch: its copies in flight, and for every byte the number of copies in flight that use it."""
 
-    copies: dict[tuple[str, int], list[Copy]] = field(default_factory=dict)
-    commits: dict[tuple[str, int], int] = field(default_factory=dict)
+    committed: Array  # by thread, its groups of cp.async
+    of_threads: list[ThreadCopies] = field(default_factory=list)
+    copies: dict[tuple[str, int], list[Copy]] = field(default_factory=dict)  # bulk copies, by kind and thread
+    commits: dict[tuple[str, int], int] = field(default_factory=dict)  # and their groups
     loading: dict[int, int] = field(default_factory=dict)  # bytes in flight from global memory, by block
     _marks: dict[tuple[str, int], Array] = field(default_factory=dict)
 
@@ -94,10 +118,13 @@ class Flights:
             self._marks[key] = np.zeros(len(memory.data), np.int16)
         return self._marks[key]
 
-    def commit(self, kind: str, lanes: Array) -> None:
-        """The uncommitted copies become a group of their thread."""
+    def commit(self, bulk: bool, lanes: Array) -> None:
+        """The uncommitted copies of each thread become a group of its own."""
+        if not bulk:
+            self.committed[lanes] += 1
+            return
         for lane in lanes.tolist():
-            self.commits[kind, lane] = self.commits.get((kind, lane), 0) + 1
+            self.commits["bulk", lane] = self.commits.get(("bulk", lane), 0) + 1
 
 
 @dataclass(frozen=True)
@@ -171,7 +198,7 @@ class Batch:
         self._places: dict[Memory, Places] = {}
         self.spins, self.yielded = spins(entry), dict[int, Lanes]()
         self.progress, self.rounds, self.last = 0, 0, -1
-        self.flights, self.mbarriers = Flights(), dict[int, Any]()
+        self.flights, self.mbarriers = Flights(np.zeros(self.total, np.int64)), dict[int, Any]()
         self.met: list[tuple[int, Lanes]] = []
         self.arrived = np.zeros(self.total, np.bool_)
         self.arrived_at = np.zeros(self.total, np.int64)
@@ -236,6 +263,12 @@ class Batch:
     def agent(self, key: int) -> int:
         """The agent that counts as the writer of the copies that complete on an mbarrier."""
         return self.total + key // MBARRIER % AGENTS
+
+    def loading(self, block: int, count: int) -> None:
+        """``count`` more bytes (fewer, if negative) are in flight from global memory to ``block``."""
+        loading, most, kernel = self.flights.loading, self.launch.traffic.in_flight, self.launch.kernel
+        loading[block] = loading.get(block, 0) + count
+        most[kernel] = max(most[kernel], loading[block])
 
     def touched(self) -> None:
         """Something changed that a spinning thread may wait for."""

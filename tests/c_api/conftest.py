@@ -10,11 +10,13 @@ import pytest
 from c_driver import Bridge
 from c_library import CLibrary
 from c_packs import Made, pack
+from fake_images import cubins_of_ptx
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tmp_path_factory.mktemp("pack"))
+    with cubins_of_ptx():
+        return pack(tmp_path_factory.mktemp("pack"))
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lngen.ptx import Outcome
-from ptx_source import HELPERS, broken, clean, kinds, run
+from ptx_source import HELPERS, broken, clean, kinds, run, with_mbarrier
 
 U4 = np.uint32
 
@@ -44,6 +44,45 @@ def test_async_copies() -> None:
 ])  # fmt: skip
 def test_async_copy_defects(old: str, new: str, kind: str) -> None:
     assert kind in kinds(async_(broken(ASYNC, old, new)))
+
+
+WHOLE = "cp.async.ca.shared.global [%r3], [%rd3], 16;"  # a place for each thread
+WORD = "cp.async.ca.shared.global [%r3], [%rd3+4], 4;"  # the first word of that place
+PAIRED = "cp.async.ca.shared.global [%r4], [%rd3], 16;"  # a place for two threads
+TOGETHER = """mov.u32 %r1, s;
+setp.lt.u32 %p1, %r0, 8;
+shl.b32 %r2, %r0, 4;
+add.u32 %r3, %r1, %r2;
+shr.u32 %r4, %r0, 1;
+mad.lo.u32 %r4, %r4, 16, %r1;
+mul.wide.u32 %rd2, %r0, 16;
+add.u64 %rd3, %rd0, %rd2;
+{}
+cp.async.wait_all;
+ld.shared.u32 %r5, [%r3];
+mul.wide.u32 %rd2, %r0, 4;
+add.u64 %rd4, %rd1, %rd2;
+st.global.u32 [%rd4], %r5;"""
+
+
+@pytest.mark.parametrize(("copies", "findings", "first", "last", "most"), [
+    ([WHOLE, "cp.async.wait_all;", WORD], "", 1, 125, 512),
+    ([WHOLE, WORD], "async-read 0", 1, 125, 640),
+    ([WORD, WHOLE], "async-read 0", 0, 124, 640),
+    ([WHOLE, "cp.async.commit_group;", "@%p1 cp.async.wait_group 0;", WORD], "async-read 8", 1, 125, 512),
+    ([WHOLE, "cp.async.commit_group;", "@%p1 cp.async.wait_group 1;", WORD], "async-read 0", 1, 125, 640),
+    ([f"@%p1 {PAIRED}", WHOLE], "async-read 1, shared-race 1, async-read 0, shared-race 0, shared-race 0", 4, 124, 640),
+    (["@%p1 st.shared.u32 [%r4], %r0;", WHOLE], "shared-race 0, shared-race 0", 0, 124, 512),
+], ids=str)  # fmt: skip
+def test_copies_of_one_instruction_are_those_of_its_threads(
+    copies: list[str], findings: str, first: int, last: int, most: int
+) -> None:
+    """Each finding names its first thread. Of copies to one place that of the last thread stays, and of it the last."""
+    body = TOGETHER.format("\n".join(copies))
+    out = with_mbarrier(body, 1, 32, np.arange(128, dtype=U4), np.zeros(32, U4))
+    assert ", ".join(f"{f.kind} {f.thread}" for f in out.findings) == findings
+    assert out.results["1"][[0, 31]].tolist() == [first, last]
+    assert out.traffic.in_flight["k"] == most
 
 
 BUFFERS = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {

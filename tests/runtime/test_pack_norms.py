@@ -17,6 +17,7 @@ import pytest
 
 import lngen
 from fake_driver import FakeDriver
+from fake_images import cubins_of_ptx
 from lngen.errors import ArrayError, LngenError, MissingError
 from lngen.launch import driver
 from lngen.launch.kernels import MOST_BLOCKS
@@ -41,7 +42,8 @@ SPECS = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pack")
-    lngen.build(SPECS, out, arch="sm_80,sm_90", rows="1,many", emit="ptx,cubin")
+    with cubins_of_ptx():
+        lngen.build(SPECS, out, arch="sm_80,sm_90", rows="1,many", emit="ptx,cubin")
     return out
 
 

@@ -4,22 +4,27 @@ import ctypes
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 from c_calls import Refused, refuse_if
 from lngen.errors import PtxError
 from lngen.ptx import parse
 from lngen.ptx.parser import Entry, Module
-from lngen.toolchain import compile_ptx
+from lngen.toolchain import Binary, Resources, compile_ptx
 from lngen.toolchain.nvrtc_results import elf_length
 
 REGISTERS = 32  # per thread of a kernel for which no number is given
 
 _ARCH = re.compile(r"sm_(\d+)(\d)([af]?)")
 _ELF = struct.Struct("<4sBBB9sHHIQQQIHHHHHH")  # the header of an ELF64 file
+_SHARED = re.compile(r"\.shared\s+\.align\s+\d+\s+\.[bu](\d+)\s+[\w$]+(?:\[(\d+)\])?;")
 _LIMITS = re.compile(r"\.entry\s+([\w$]+)[^{]*?\.(?:max|req)ntid\s+(\d+)")
 
 # The newest PTX of a driver of CUDA 12, by its minor version; from CUDA 13 on it is that of CUDA minus 4.
@@ -104,6 +109,25 @@ def made_up_cubin(ptx: str, arch: str) -> bytes:
     end = _ELF.size + len(content)
     sizes = _ELF.size, 56, 0, 64, 0, 0
     return _ELF.pack(b"\x7fELF", 2, 1, 1, b"", 2, 190, 1, 0, end, 0, 0, *sizes) + content
+
+
+@contextmanager
+def cubins_of_ptx() -> Iterator[None]:
+    """Builds make up their cubins, for a fake driver: PTX is compiled, and no machine code, which takes longer."""
+
+    def made(source: str, arch: str, *, name: str, lines: bool = False) -> Binary:
+        ptx = compile_ptx(source, arch, name=name, lines=lines)
+        _, *parts = re.split(r"\.entry\s+([\w$]+)", ptx)
+        used = {}
+        for kernel, body in zip(parts[::2], parts[1::2], strict=True):
+            shared = sum(int(bits) // 8 * int(count or 1) for bits, count in _SHARED.findall(body))
+            used[kernel] = Resources(REGISTERS, 0, 0, 0, shared, None, 0)
+        return Binary(arch, made_up_cubin(ptx, arch), "", used)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("lngen.aot.build", "lngen.compile"):
+            patch.setattr(import_module(module), "compile_cubin", made)
+        yield
 
 
 def content_at(address: int, size: int | None) -> bytes:

@@ -1,11 +1,16 @@
 """GPUs of a test's own, and the fake measurer."""
 
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import tune_fakes
+from lngen.tune import workers
 from tune_cases import Fake
+from tune_nursery import Nursery
 
 
 @pytest.fixture
@@ -16,8 +21,17 @@ def private_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as found:
+        yield found
+
+
 @pytest.fixture
-def fake(private_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(private_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery) -> Fake:
+    """Its workers are forked; see ``tune_nursery``."""
+    used = SimpleNamespace(Popen=nursery.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(workers, "subprocess", used)
     return Fake(monkeypatch, tmp_path / "asked.log")()
 
 

@@ -70,7 +70,7 @@ def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
 
 
 def test_a_worker_imports_nothing_from_the_current_folder(
-    fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    private_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its search path is that of the process that starts it, no more."""
     folder = tmp_path / "here"
