@@ -50,10 +50,11 @@ HEAD = """\
 
 @dataclass(frozen=True)
 class Recorded:
-    """One test, or all cases of a function whose names are positions."""
+    """One test, or all cases of a function whose names are positions. ``cost`` is ``cpu`` rounded."""
 
     name: str
     tests: tuple[str, ...]
+    cpu: float
     cost: float
     blocks: frozenset[str]
     kept: bool
@@ -104,6 +105,7 @@ def recorded(rows: Iterable[Mapping[str, Any]]) -> list[Recorded]:
         Recorded(
             name,
             tuple(r["test"] for r in group),
+            sum(r["cpu"] for r in group),
             sum(rounded(r["cpu"]) for r in group),
             frozenset(block for r in group for block in r["blocks"]),
             any(r["outcome"] != "passed" for r in group),
@@ -146,10 +148,10 @@ def choose(folder: Path, cpu: float) -> None:
     best: set[str] = set()
     for strength in range(1, 100):
         found = cover(tests, strength)
-        cost = sum(t.cost for t in tests if t.name in found)
-        count = sum(len(t.tests) for t in tests if t.name in found)
+        taken = [t for t in tests if t.name in found]
+        count, cost = sum(len(t.tests) for t in taken), sum(t.cpu for t in taken)
         print(f"strength {strength}: {count} of {sum(len(t.tests) for t in tests)} tests, {cost:.0f} s of CPU")
-        if cost > cpu or found == best:
+        if (best and cost > cpu) or found == best:
             break
         best = found
     sampling.LEFT_OUT.write_text(text(tests, best), encoding="utf-8")

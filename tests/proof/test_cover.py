@@ -117,6 +117,7 @@ def test_a_cover_runs_every_block_often_enough() -> None:
             cover.Recorded(
                 f"f{n % 7}.py::test_{n}",
                 (f"f{n % 7}.py::test_{n}",),
+                0.0,
                 cover.rounded(rng.expovariate(5)),
                 frozenset(str(b) for b in rng.sample(range(40), rng.randrange(1, 9))),
                 rng.random() < 0.05,
@@ -140,7 +141,7 @@ def test_costs_are_rounded_up_to_powers_of_two() -> None:
 
 def test_the_file_lists_a_whole_function_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["a.py::test_x[1]", "a.py::test_x[2]", "a.py::test_y[1]", "a.py::test_y[2]", "b.py::test_z"]
-    tests = [cover.Recorded(n, (n,), 0.01, frozenset(), False) for n in names]
+    tests = [cover.Recorded(n, (n,), 0.0, 0.01, frozenset(), False) for n in names]
     file = tmp_path / "left_out.txt"
     file.write_text(cover.text(tests, {"a.py::test_y[2]"}))
     assert file.read_text().splitlines()[3:] == ["a.py", "  test_x", "  test_y[1]", "b.py", "  test_z"]
