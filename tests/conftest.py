@@ -1,8 +1,9 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
 
 A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). What the tests compile
-stays for later runs in the user's cache folder, or in the one that LNGEN_TEST_CACHE names; in none if it is empty, or in
-CI (kept_cache.py). A key of the cache holds all that an entry depends on, so that no change can make one stale.
+stays for later runs in the user's cache folder, or in the one that LNGEN_TEST_CACHE names. In CI, or if it is empty,
+nothing stays (kept_cache.py). A key of the cache holds all that an entry depends on, so that no change can make one
+stale.
 """
 
 import gc
