@@ -22,7 +22,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +39,7 @@ DRAWN = ROOT / "tests/data/mutants.txt"
 CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less what starting and collecting take
 UNIT = 0.01  # seconds, of which costs are powers of two
 SEED, COUNT, TEMPLATES = 20261127, 300, 30
-TRIED = 40  # tests at most for a mutant
+TRIED, LONGEST = 40, 3.0  # tests at most for a mutant, and seconds of one
 HEAD = """\
 # The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
 # Made by: python tests/proof/cover.py record DIR && python tests/proof/cover.py choose DIR
@@ -233,42 +232,57 @@ def _drawn(mutants: Sequence[blocks.Mutant], count: int, root: str) -> list[bloc
 
 
 def kill(folder: Path, jobs: int) -> None:
-    """Tries the mutants on all tests and on the plain run's, and writes who killed which."""
+    """Tries the mutants on all tests, those that die on the plain run's, and writes who killed which."""
     tests = recorded(lines(folder))
     by_block = defaultdict[str, list[Recorded]](list)
     for t in sorted(tests, key=lambda t: (t.cost, t.name)):
         for block in {name for b in t.blocks for name in (b, b.rpartition(":")[0])} if not t.kept else ():
             by_block[block].append(t)  # by the block, and by its file
     mutants = drawn()
-    results: dict[str, dict[Any, str]] = {}
-    for what in ("all", "plain"):
-        wanted = []
-        for m in mutants:
-            able = [t for t in by_block[m.block] if what == "all" or not sampling.is_listed(t.tests[0])]
-            first = {t.file: t.tests[0] for t in reversed(able) if t.cost / len(t.tests) <= 3}
-            ordered = [t.tests[0] for t in able if first.get(t.file) == t.tests[0]]
-            wanted.append({"place": m.place, "after": m.after, "tests": ordered[:TRIED]})
-        results[what] = killed(wanted, jobs)
-        died = sum(bool(test) for test in results[what].values())
-        print(f"{what}: {died} of {len(mutants)} died; {sum(not w['tests'] for w in wanted)} have no test")
+    every = killed([trial(m, by_block[m.block]) for m in mutants], jobs, folder / "all")
+    plain = {place: test for place, test in every.items() if not sampling.is_listed(test)}
+    again = [m for m in mutants if m.place not in plain]
+    taken = {b: [t for t in found if not sampling.is_listed(t.tests[0])] for b, found in by_block.items()}
+    plain |= killed([trial(m, taken.get(m.block, [])) for m in again], jobs, folder / "plain")
     with DRAWN.open("w", encoding="utf-8") as file:
         for m in mutants:
-            by = {what: results[what][m.place] for what in results}
+            by = {"all": every[m.place], "plain": plain[m.place]}
             print(json.dumps({"place": m.place, "after": m.after, **by}), file=file)
+    survived = [m for m in mutants if every[m.place] and not plain[m.place]]
+    print(f"{sum(map(bool, every.values()))} of {len(mutants)} die, {len(survived)} of them not in the plain run:")
+    for m in survived:
+        print(f"  {m.block} {m.function}: {m.before} -> {m.after}; {every[m.place]}")
 
 
-def killed(wanted: Sequence[Mapping[str, Any]], jobs: int) -> dict[Any, str]:
-    """By place, the test that killed it."""
-    with tempfile.TemporaryDirectory() as folder:
-        runs = []
-        for n in range(jobs):
-            Path(folder, f"{n}.txt").write_text("".join(json.dumps(w) + "\n" for w in wanted[n::jobs]))
-            files = sorted({ROOT / name.partition("::")[0] for w in wanted[n::jobs] for name in w["tests"]})
-            runs.append(started(files, {"LNGEN_KILL": f"{folder}/{n}.out", "LNGEN_MUTANTS": f"{folder}/{n}.txt"}))
-        for process in runs:
-            process.wait()
-        found = [json.loads(line) for n in range(jobs) for line in Path(folder, f"{n}.out").read_text().splitlines()]
-    return {tuple(r["place"]): r["killed"] for r in found}
+def trial(m: blocks.Mutant, able: Sequence[Recorded]) -> dict[str, Any]:
+    """A mutant and the tests to try on it: the cheapest of every file, the cheapest first."""
+    first: dict[str, str] = {}
+    for t in able:
+        if t.cost <= LONGEST * len(t.tests):
+            first.setdefault(t.file, t.tests[0])
+    return {"place": m.place, "after": m.after, "tests": [*first.values()][:TRIED]}
+
+
+def killed(wanted: Sequence[Mapping[str, Any]], jobs: int, base: Path) -> dict[Any, str]:
+    """By place, the test that killed it. What the files of an earlier call have is not tried again."""
+
+    def known() -> dict[Any, str]:
+        files = [*base.parent.glob(f"{base.name}-*.out")]
+        found = [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+        return {tuple(r["place"]): r["killed"] for r in found}
+
+    before = known()
+    todo, runs = [w for w in wanted if w["place"] not in before], []
+    for n in range(jobs) if todo else ():
+        share, path = todo[n::jobs], Path(f"{base}-{len(before)}-{n}")
+        path.with_suffix(".txt").write_text("".join(json.dumps(w) + "\n" for w in share), encoding="utf-8")
+        files = sorted({ROOT / name.partition("::")[0] for w in share for name in w["tests"]})
+        variables = {"LNGEN_KILL": f"{path}.out", "LNGEN_MUTANTS": f"{path}.txt"}
+        runs += [started(files, variables)] if files else []
+    for process in runs:
+        process.wait()
+    found = known()
+    return {w["place"]: found.get(w["place"], "") for w in wanted}
 
 
 def main() -> None:
