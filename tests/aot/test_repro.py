@@ -181,3 +181,18 @@ def test_a_gpu_gets_the_same_bits(case: str, path: Path) -> None:
     prints("repro", spec, "--schedule", schedule, "--rows", str(rows), "--arch", device_arch(0), "--out", path)
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_where_a_result_differs_is_told() -> None:
+    """Of 32 elements each part has two; every NaN is the same one."""
+    bits = np.arange(32, dtype=np.float32).view(np.uint32)
+    expected = repro_program.identity(bits, "f32")
+    assert repro_program.compared(bits, "f32", *expected) == "same bits"
+    other = bits.copy()
+    other[[5, 30]] = np.array([7, np.nan], np.float32).view(np.uint32)
+    first, sha256, values = repro_program.compared(other, "f32", *expected).splitlines()
+    assert first == "DIFFERS in 2 of 16 parts, first in elements 4 to 5"
+    assert sha256 == f"  sha256 {repro_program.identity(other, 'f32')[0]}, expected {expected[0]}"
+    assert values == "  values 0 to 31; 1 NaN"
+    none = np.full(3, 0x7FC0, np.uint16)
+    assert repro_program.compared(none, "bf16", *expected).endswith("values none finite; 3 NaN")

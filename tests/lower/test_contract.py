@@ -119,3 +119,13 @@ def test_what_a_value_follows_from_and_how() -> None:
     assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
     assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
     assert "a value has the size of its ctype" in RULES["arguments"]
+
+
+@pytest.mark.parametrize(("text", "outputs"), [
+    ("rmsnorm.fwd:d=64,dtype=bf16", {"y": ["x"]}),
+    ("rmsnorm.fwd:d=64,dtype=bf16,out=f32", {}),
+    ("rmsnorm.bwd:d=64,dtype=bf16,accumulate=gamma", {"dx": ["dy", "x"], "dgamma": ["dgamma_in"]}),
+    ("add_rmsnorm.fwd:d=64,dtype=bf16,residual_dtype=f32", {"y": ["x"], "h": ["residual"]}),
+])  # fmt: skip
+def test_an_output_may_overwrite_rows_of_its_own_size(text: str, outputs: dict[str, list[str]]) -> None:
+    assert described(kernel_set(text).plan)["in_place"]["outputs"] == outputs

@@ -158,6 +158,25 @@ def test_kernels_have_the_same_bits() -> None:
         assert same_bits(outcome.results[name], value).all(), name
 
 
+OPERATORS: dict[str, Callable[[Builder, Value, Value, Value], Value]] = {  # of values that depend on seeds
+    "add": lambda b, u, v, w: b.add("r", b.mul("p", u, w), v),
+    "sub": lambda b, u, v, w: b.sub("r", b.mul("p", u, w), v),
+    "sub, from a sum": lambda b, u, v, w: b.sub("r", b.add("p", u, v), b.mul("q", v, w)),
+    "neg": lambda b, u, v, w: b.sub("r", b.neg("p", u), b.neg("q", b.mul("s", v, w))),
+    "div": lambda b, u, v, w: b.div("r", b.sub("p", u, v), w),
+    "reduce_sum": lambda b, u, v, w: b.mul("r", b.reduce_sum("s", b.sub("p", u, v), axis=D), w),
+    "reduce_mean": lambda b, u, v, w: b.mul("r", b.reduce_mean("s", b.sub("p", v, u), axis=D), w),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_of_seeds_is_read_as_what_it_is(name: str) -> None:
+    b = Builder("seeds")
+    u, v, w = (b.param(one, F64, M, D) for one in "uvw")
+    raw = b.build(b.cast("y", OPERATORS[name](b, u, v, w), to=F64))
+    assert assert_same_gradient(raw, passes.simplify(raw, "u", "v"), draw(raw, 3, 5)) == 1
+
+
 # ---- deep graphs ----
 
 

@@ -293,3 +293,29 @@ def test_what_other_blocks_send_is_acquired_for_the_cluster() -> None:
     assert run_cluster(broken(relaxed, "o[32", fence), 2, 32, np.zeros(64, U4)).findings == ()
     narrow = broken(broken(REMOTE, "try_wait.parity.acquire.cluster", "try_wait.parity.relaxed.cta"), "o[32", fence)
     assert "async-read" in messages(run_cluster(narrow, 2, 32, np.zeros(64, U4)))
+
+
+ARRIVALS = HELPERS + """
+extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
+    __shared__ unsigned long long bar;
+    unsigned t = threadIdx.x;
+    if (t == 0) init(&bar, 32);
+    cluster_sync();
+    unsigned to = rank() ^ 1;
+    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(map(s + t, to)), "r"(100 * blockIdx.x + t) : "memory");
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(map(&bar, to)) : "memory");
+    wait(&bar, 0);
+    o[32 * blockIdx.x + t] = s[31 - t];
+    cluster_sync();
+}"""  # fmt: skip
+
+
+@pytest.mark.parametrize(("release", "acquire"), [("cluster", "cluster"), ("cta", "cluster"), ("cluster", "cta")])
+def test_what_threads_of_another_block_release(release: str, acquire: str) -> None:
+    """They and the threads that wait for them both name the cluster, or nothing is handed over."""
+    source = broken(ARRIVALS, "arrive.release.cluster", f"arrive.release.{release}")
+    source = broken(source, "parity.acquire.cluster", f"parity.acquire.{acquire}")
+    out = run_cluster(source, 2, 32, np.zeros(64, U4))
+    if release == acquire:
+        assert (clean(out)["0"] == np.r_[131:99:-1, 31:-1:-1]).all()
+    assert ("shared-race" in messages(out)) == (release != acquire)

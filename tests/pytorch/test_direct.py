@@ -17,6 +17,7 @@ from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen.errors import ArrayError, LngenError
 from lngen.launch.array_call import ArrayCall
+from lngen.torch.direct import Direct, Prepared
 from native_launches import go_native
 
 D = 64
@@ -83,6 +84,37 @@ def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, d
         assert len(gpu.launched) >= before + 2
     with torch.no_grad():
         assert torch.equal(CALLS[name](*given), expected)
+
+
+def test_a_call_like_an_earlier_one_is_prepared_no_more(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last call is asked first, and then those with rows of the same shape."""
+    asked = list[str]()
+
+    def heard(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: (asked.append(name), real(*args))[1])
+
+    heard(Direct, "prepare")
+    heard(Prepared, "like")
+    x, w, b, _ = inputs()
+    longer = x.detach()[:1].clone()
+
+    def calls(*given: Any) -> list[str]:
+        asked.clear()
+        L.layer_norm(*given)
+        return [*asked]
+
+    one, without, other = (x, (D,), w, b), (x, (D,), w), (longer, (D,), w, b)
+    assert [calls(*call) for call in (one, without, other)] == [
+        ["prepare"],
+        ["like", "like", "prepare"],
+        ["like", "prepare"],
+    ]
+    assert [calls(*other), calls(*other)] == [["like"], ["like"]]
+    assert calls(*one) == ["like", "like"]
+    assert calls(*one) == ["like"]
+    assert calls(*without) == ["like"] * 3  # the last, and both of its shape
+    assert calls(*without) == ["like"]
 
 
 # ---- what is not like an earlier call ----

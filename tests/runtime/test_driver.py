@@ -63,6 +63,18 @@ def test_the_driver_gets_what_the_plan_says(
         assert done.values[a.name] == expected.get(a.kind, pointer)
 
 
+@pytest.mark.parametrize(("capability", "overlap", "early"), [
+    (90, False, [False, True]), (90, True, [True, True]), (80, False, [False, False]), (80, True, [False, False]),
+])  # fmt: skip
+def test_kernels_start_early_behind_one_of_their_own_call(
+    monkeypatch: pytest.MonkeyPatch, capability: int, overlap: bool, early: list[bool]
+) -> None:
+    """The first one as well if calls may overlap; none where no kernel can wait for the one before it."""
+    gpu = FakeGpu(monkeypatch, capability)
+    launch(launcher(gpu, plan_of(*PLANS["row_columns"]), overlap), 300)
+    assert [PROGRAMMATIC_STREAM_SERIALIZATION in done.attributes for done in gpu.launched] == early
+
+
 def test_what_the_driver_refuses_is_one_sentence(gpu: FakeGpu) -> None:
     plan, why = plan_of(*PLANS["row"]), "CUDA_ERROR_LAUNCH_FAILED (719)."
     made, name = launcher(gpu, plan), plan.kernels[0].name

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 
 import sampling
@@ -17,7 +18,7 @@ from lngen.lower import lower
 from lngen.problem import ANY, Schedule, fits, footprint, is_legal, legal, parse_schedule
 from lngen.problem.footprint import has_room, register_limit, registers
 from lngen.schedule import MOST_TRIED, ranked, workload
-from lngen.schedule.model import MODEL, Features, Model, estimated, estimates, features, last_resort
+from lngen.schedule.model import MODEL, Features, Model, _row_work, estimated, estimates, features, last_resort
 from lngen.schedule.space import Schedules, roomy_space, space
 from lngen.schedule.table import MOST_OPERATIONS, TIGHT, Key, fitted, measured, tables
 from lngen.spec import parse_spec
@@ -70,6 +71,36 @@ def test_time_follows_rows_and_memory(s: Schedule) -> None:
     assert 2 < us(s, rows=200_000, device=slow) / times[4] < 4
     late = replace(H200, latency_ns=4 * H200.latency_ns)
     assert us(s, rows=1, device=late) - times[0] == pytest.approx(3 * H200.latency_ns / 1e3)
+
+
+def test_a_sum_over_the_threads_of_a_row_takes_steps_of_shuffles() -> None:
+    """Per sum: a shuffle and an addition for each doubling of threads in a warp, then what warps exchange."""
+    f = features(Schedules.of([ROWS]), problem_of(FORWARD), 16384, H200)
+
+    def cycles(threads: int, sums: int) -> float:
+        one = replace(f, threads=np.array([threads]), reductions=sums, elements=np.array([0]))
+        return float(_row_work(one, np.array([0.0]), 1.0, MODEL)[0])
+
+    for threads, steps in ((1, 0), (2, 1), (8, 3), (32, 5)):
+        assert cycles(threads, 1) - cycles(threads, 0) == pytest.approx(30 * steps)
+        assert cycles(threads, 3) - cycles(threads, 0) == pytest.approx(90 * steps)
+    assert cycles(64, 1) - cycles(64, 0) > 150
+
+
+@pytest.mark.parametrize(("spec", "more", "stages", "fitting"), [
+    ("rmsnorm.fwd:d=4096,dtype=bf16", 0, 6, [(128, 6)]),
+    ("add_rmsnorm.fwd:d=4096,dtype=bf16", 1, 6, [(128, 6)]),
+    ("add_rmsnorm.fwd:d=4096,dtype=bf16", 0, 6, [(128, 3), (256, 3)]),
+    ("add_rmsnorm.fwd:d=4096,dtype=bf16", 0, 3, [(128, 2), (256, 2)]),
+    ("rmsnorm.fwd:d=4096,dtype=bf16", 1, 3, [(128, 6), (256, 6)]),
+    ("add_rmsnorm.bwd:d=4096,dtype=bf16", 0, 6, [(128, 4), (256, 4)]),
+])  # fmt: skip
+def test_rows_of_other_inputs_have_as_many_bytes_in_flight(
+    spec: str, more: int, stages: int, fitting: list[tuple[int, int]]
+) -> None:
+    """Fewer stages where there are more inputs than in the entry, but two at least; and once twice the threads."""
+    entry = replace(STAGED, stages=stages)
+    assert [(s.threads, s.stages) for s in fitted(entry, problem_of(spec), H200, more)] == fitting
 
 
 def test_bytes_in_flight_hide_latency() -> None:

@@ -1,8 +1,10 @@
 """Two runs measure on one GPU, or a worker is started needlessly or left behind, if these fail."""
 
 import os
+import queue
 import subprocess
 import sys
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from lngen.compile import Compilation
 from lngen.spec import parse_spec
 from lngen.tune import workers
 from lngen.tune.candidates import build_all, candidates
-from lngen.tune.workers import Limits, Setup, Stopped, Worker, Workers, take, visible_devices
+from lngen.tune.workers import Answer, Limits, Setup, Stopped, Worker, Workers, take, visible_devices
 from tune_cases import AMPLE, SPEC, Fake
 
 
@@ -81,3 +83,47 @@ def test_a_worker_imports_nothing_from_the_current_folder(
     with Worker(tune_fakes.NAME, "7") as worker:
         assert worker.device().name == "Fake GPU"
     assert [*folder.glob("imported-*")] == []
+
+
+class Ended(Exception):
+    """A worker process would end."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would end this process, or change how it takes Ctrl-C, does not."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(workers.os, "_exit", end)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+
+
+def test_a_worker_answers_until_its_measurer_is_not_healthy(ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    asked = [("device", ()), ("open", (parse_spec(SPEC), 4)), ("no_such", ()), ("device", ()), None]
+    healthy, answers = iter([True, False]), list[Answer]()
+    monkeypatch.setattr(workers, "_listen", lambda _, questions: [questions.put(one) for one in asked])
+    monkeypatch.setenv("FAKE_TUNE", '{"too_large": true}')
+    monkeypatch.setattr(tune_fakes.FakeMeasurer, "healthy", lambda _: next(healthy))
+    with pytest.raises(Ended):
+        workers.serve(str(os.dup(theirs.fileno())), tune_fakes.NAME)
+    while ours.poll():
+        answers.append(ours.recv())
+    device, refused, failed = answers
+    assert device == Answer(tune_fakes.DEVICE)
+    assert (str(refused.error), refused.healthy) == ("choose fewer rows.", True)
+    assert failed.failure == "AttributeError: 'FakeMeasurer' object has no attribute 'no_such'"
+    assert not failed.healthy
+
+
+def test_a_worker_ends_when_nobody_asks_any_more(ends: None) -> None:
+    ours, theirs = Pipe()
+    ours.send(("device", ()))
+    ours.close()
+    questions = queue.SimpleQueue[tuple[str, tuple[object, ...]]]()
+    with pytest.raises(Ended):
+        workers._listen(theirs, questions)
+    assert questions.get() == ("device", ())
+    assert questions.empty()
