@@ -87,7 +87,8 @@ LISTED = """\
 # Recorded tests: 6
 test_it.py
   test_other
-  test_plain[1]
+  test_plain
+    [1]
 """
 
 

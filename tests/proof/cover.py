@@ -5,9 +5,11 @@
     python tests/proof/cover.py kill DIR         330 drawn mutants: killed by all tests, and by those of the plain run?
 
 A cover of strength K runs every block (``blocks.py``) in K tests, of as many files as there are. Costs are rounded to
-powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Tests that fail under the
-recorder stay in the plain run, and so do those that are skipped. Cases whose names are positions (``message0``) stay or
-go with all of their function.
+powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Cases whose names are
+positions (``message0``) stay or go with all of their function.
+
+In the plain run stay tests that fail under the recorder or are skipped, and those whose subject is no code of lngen:
+they run no block of it, or are about pages, messages and the repository.
 
 ``record`` starts from an empty cache of compiled kernels and takes about ten minutes on two cores; ``kill`` as long, of
 which 30 mutants are of templates.
@@ -40,6 +42,7 @@ CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less 
 UNIT = 0.01  # seconds, of which costs are powers of two
 SEED, COUNT, TEMPLATES = 20261127, 300, 30
 TRIED, LONGEST = 40, 3.0  # tests at most for a mutant, and seconds of one
+OF_TEXTS = tuple(f"tests/test_{name}.py" for name in ("docs", "messages", "readme", "repo", "results", "sampling"))
 HEAD = """\
 # The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
 # Made by: python tests/proof/cover.py record DIR && python tests/proof/cover.py choose DIR
@@ -107,7 +110,7 @@ def recorded(rows: Iterable[Mapping[str, Any]]) -> list[Recorded]:
             sum(r["cpu"] for r in group),
             sum(rounded(r["cpu"]) for r in group),
             frozenset(block for r in group for block in r["blocks"]),
-            any(r["outcome"] != "passed" for r in group),
+            any(r["outcome"] != "passed" or not r["blocks"] or r["test"].startswith(OF_TEXTS) for r in group),
         )
         for name, group in sorted(groups.items())
     ]
@@ -157,17 +160,31 @@ def choose(folder: Path, cpu: float) -> None:
 
 
 def text(tests: Sequence[Recorded], chosen: set[str]) -> str:
-    """The file: by test file, a function of which nothing is chosen as one line, else its cases."""
-    functions = defaultdict[str, list[str]](list)
+    """The file: below a test file its functions, and behind one of which something is chosen the other cases."""
+    cases = defaultdict[str, list[str]](list)
     partly = {name.partition("[")[0] for name in chosen}
-    for t in tests:
-        for name in t.tests if t.name not in chosen else ():
-            function = name.partition("[")[0]
-            functions[t.file].append(name if function in partly else function)
-    found = [HEAD.format(count=sum(len(t.tests) for t in tests))]
-    for file, names in sorted(functions.items()):
-        found += [file + "\n", *(f"  {name.partition('::')[2]}\n" for name in dict.fromkeys(sorted(names)))]
+    for name in sorted(name for t in tests if t.name not in chosen for name in t.tests):
+        function, bracket, case = name.partition("[")
+        cases[function] += [bracket + case] if function in partly else []
+    found, last = [HEAD.format(count=sum(len(t.tests) for t in tests))], ""
+    for function, left in cases.items():
+        file, _, short = function.partition("::")
+        found += [f"{file}\n"] if file != last else []
+        found += [f"  {short}\n", *wrapped(left)]
+        last = file
     return "".join(found)
+
+
+def wrapped(cases: Sequence[str], width: int = 116) -> Iterator[str]:
+    """Lines of cases, separated by tabs."""
+    line = ""
+    for case in cases:
+        if line and len(line) + len(case) >= width:
+            yield f"    {line}\n"
+            line = ""
+        line += f"\t{case}" if line else case
+    if line:
+        yield f"    {line}\n"
 
 
 # ---- kill ----

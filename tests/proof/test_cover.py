@@ -140,15 +140,22 @@ def test_costs_are_rounded_up_to_powers_of_two() -> None:
 
 
 def test_the_file_lists_a_whole_function_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["a.py::test_x[1]", "a.py::test_x[2]", "a.py::test_y[1]", "a.py::test_y[2]", "b.py::test_z"]
+    names = ["a.py::test_x[1]", "a.py::test_x[2]", *(f"a.py::test_y[{n} [a]]" for n in range(3)), "b.py::test_z"]
     tests = [cover.Recorded(n, (n,), 0.0, 0.01, frozenset(), False) for n in names]
     file = tmp_path / "left_out.txt"
-    file.write_text(cover.text(tests, {"a.py::test_y[2]"}))
-    assert file.read_text().splitlines()[3:] == ["a.py", "  test_x", "  test_y[1]", "b.py", "  test_z"]
+    file.write_text(cover.text(tests, {"a.py::test_y[2 [a]]"}))
+    assert file.read_text().splitlines()[3:] == [
+        "a.py",
+        "  test_x",
+        "  test_y",
+        "    [0 [a]]\t[1 [a]]",
+        "b.py",
+        "  test_z",
+    ]
     monkeypatch.setattr(sampling, "LEFT_OUT", file)
     sampling.listed.cache_clear()
-    assert [n for n in names if not sampling.is_listed(n)] == ["a.py::test_y[2]"]
-    assert sampling.recorded_count() == 5
+    assert [n for n in names if not sampling.is_listed(n)] == ["a.py::test_y[2 [a]]"]
+    assert sampling.recorded_count() == 6
     sampling.listed.cache_clear()
 
 

@@ -107,11 +107,14 @@ def is_left_out(item: pytest.Item) -> bool:
 
 @cache
 def listed() -> frozenset[str]:
-    """The tests of the file; a function without a case stands for all of its cases."""
-    found, file = set[str](), ""
+    """The tests of the file; a function without cases stands for all of its cases."""
+    found, file, function = set[str](), "", ""
     for line in LEFT_OUT.read_text(encoding="utf-8").splitlines() if LEFT_OUT.exists() else ():
-        if line.startswith("  "):
-            found.add(f"{file}::{line.strip()}")
+        if line.startswith("    "):
+            found.discard(function)
+            found.update(function + case for case in line[4:].split("\t"))
+        elif line.startswith("  "):
+            found.add(function := f"{file}::{line[2:]}")
         elif not line.startswith("#"):
             file = line
     return frozenset(found)
