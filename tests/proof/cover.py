@@ -257,7 +257,8 @@ def kill(folder: Path, jobs: int) -> None:
             by_block[block].append(t)  # by the block, and by its file
     mutants = drawn()
     every = killed([trial(m, by_block[m.block]) for m in mutants], jobs, folder / "all")
-    plain = {place: test for place, test in every.items() if not sampling.is_listed(test)}
+    names = {"", *(name for t in tests for name in t.tests)}
+    plain = {place: test for place, test in every.items() if test in names and not sampling.is_listed(test)}
     again = [m for m in mutants if m.place not in plain]
     taken = {b: [t for t in found if not sampling.is_listed(t.tests[0])] for b, found in by_block.items()}
     plain |= killed([trial(m, taken.get(m.block, [])) for m in again], jobs, folder / "plain")
