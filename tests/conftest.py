@@ -1,7 +1,7 @@
 """What every test shares: GPU tests skip without a GPU, hypothesis is deterministic, a run has one compile cache.
 
-A plain run takes the tests that cover the code, and a sample of the large tables (sampling.py). What the tests compile
-stays for later runs in the user's cache folder, or in the one that LNGEN_TEST_CACHE names. In CI, or if it is empty,
+A plain run takes what no file lists, and a sample of the large tables (sampling.py). What the tests compile stays for
+later runs in the user's cache folder, or in the one that LNGEN_TEST_CACHE names. In CI, or if it is empty,
 nothing stays (kept_cache.py). A key of the cache holds all that an entry depends on, so that no change can make one
 stale.
 """
@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> str:
     """What a plain run takes."""
-    return "a plain run takes the tests that cover the code; -m full takes the rest"
+    return f"a plain run leaves out {len(sampling.listed())} names and most of the large tables; -m full takes them"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -73,6 +73,7 @@ class Killer:
 
     def __init__(self, path: Path, mutants: Sequence[Mapping[str, Any]]):
         self.file, self.mutants = path.open("w", encoding="utf-8"), mutants
+        self.unfit = set[str]()  # tests that fail in a fork
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -81,13 +82,22 @@ class Killer:
         for mutant in self.mutants:
             place, tests = tuple(mutant["place"]), [items[name] for name in mutant["tests"] if name in items]
             if place in numbers:
-                killed = forked(partial(TABLE.chosen.__setitem__, 0, numbers[place]), tests)
+                killed = self.killer(partial(TABLE.chosen.__setitem__, 0, numbers[place]), tests)
             elif place[0].startswith("templates"):
-                killed = forked(partial(edit_template, *place, mutant["after"]), tests)
+                killed = self.killer(partial(edit_template, *place, mutant["after"]), tests)
             else:
-                killed = "not imported"
+                killed = ""  # no test that was recorded imports it
             print(json.dumps({"place": mutant["place"], "killed": killed}), file=self.file, flush=True)
         return True
+
+    def killer(self, mutate: Callable[[], object], items: Sequence[pytest.Item]) -> str:
+        """The test that fails with the mutant, and passes in a fork without it."""
+        fit = [item for item in items if item.nodeid not in self.unfit]
+        killed = forked(mutate, fit)
+        if killed and forked(lambda: None, [item for item in fit if item.nodeid == killed]):
+            self.unfit.add(killed)
+            return self.killer(mutate, fit)
+        return killed
 
 
 def edit_template(name: str, _: str, operator: str, line: int, before: str, after: str) -> None:
