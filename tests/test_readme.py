@@ -58,7 +58,7 @@ class Qwen3RMSNorm:
 
     def forward(self, x: Any) -> Any:
         h = x.float()
-        return self.weight * (h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)  # type: ignore[attr-defined]
+        return self.weight * (h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt()).to(x.dtype)
 
 
 @pytest.mark.filterwarnings("ignore:.*CPU:UserWarning")
@@ -66,7 +66,7 @@ def test_the_model_is_patched(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     """A small model stands for the one that transformers would load."""
     torch = pytest.importorskip("torch")
 
-    class Norm(Qwen3RMSNorm, torch.nn.Module):  # type: ignore[misc, name-defined]
+    class Norm(Qwen3RMSNorm, torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.ones(64))

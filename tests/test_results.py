@@ -186,7 +186,7 @@ def test_a_sentence_is_counted(text: str, counts: list[int]) -> None:
 
 # What a reader of the README may not know: its first use is a link to the place that explains it.
 LINKED = (
-    "spec", "pack", "interpreter", "schedules", "lock file", "floor bytes", "in turn", "cold", "ceiling", "fractions",
+    "schedule", "spec", "pack", "interpreter", "lock file", "floor bytes", "in turn", "cold", "ceiling", "fractions",
     "times the best peer", "between GEMMs", "early start",
 )  # fmt: skip
 

@@ -117,6 +117,8 @@ UPDATE = "make it anew: python tests/proof/cover.py record DIR && python tests/p
 
 def test_the_file_knows_the_tests(request: pytest.FixtureRequest) -> None:
     """A name that no test has any more, or more than 15 % of tests that it does not know, is a stale file."""
+    if not sampling.LEFT_OUT.exists():
+        pytest.skip("there is no such file: a plain run takes every test")
     collected = request.config.stash[sampling.COLLECTED]
     if any("::" in argument for argument in request.config.args) or request.config.option.keyword:
         pytest.skip("some tests were named")
@@ -126,7 +128,7 @@ def test_the_file_knows_the_tests(request: pytest.FixtureRequest) -> None:
     gone = [n for n in of if (of[n] in files and n not in names) or not (sampling.ROOT / of[n]).exists()]
     assert gone == [], UPDATE
     if {*of.values()} <= files:
-        assert len(collected) <= 1.15 * sampling.recorded_count() or not of, UPDATE
+        assert len(collected) <= 1.15 * sampling.recorded_count(), UPDATE
 
 
 SAME = """

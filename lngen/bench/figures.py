@@ -18,7 +18,7 @@ from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
-from lngen.bench.records import OWN, VARIANT, Record, geometric_mean, graph_key, grouped
+from lngen.bench.records import OWN, SERIAL, VARIANT, Record, geometric_mean, graph_key, grouped
 from lngen.bench.store import Saved
 from lngen.bench.summary import unique
 from lngen.bench.tasks import CEILINGS, FEW_ROWS, MB, OVERLAPPED, THROUGHPUT, is_ceiling
@@ -40,19 +40,18 @@ PEERS = {  # colour, mark, name
     "apex-fast": ("#7b5ea7", "P", "Apex fast"),
     "apex": ("#a08fc0", "X", "Apex"),
 }
-# lngen-serial is of earlier versions: lngen's calls in turn, in files where "lngen" overlaps them.
 COLOURS = {
     **dict.fromkeys(CEILINGS, CEILING),
     **dict.fromkeys([name + OVERLAPPED for name in CEILINGS], "#8a8a8a"),
     "lngen": "#0b5fa5",
-    **dict.fromkeys(("lngen-overlapped", "lngen-serial"), "#7fb2e0"),
+    **dict.fromkeys((OWN + OVERLAPPED, SERIAL), "#7fb2e0"),
     **{name: colour for name, (colour, _, _) in PEERS.items()},
 }
 MARKERS = {name: mark for name, (_, mark, _) in PEERS.items()}
 NAMES = {
     **{name + OVERLAPPED: f"{name}, overlapped (ceiling)" for name in CEILINGS},
-    "lngen-overlapped": "lngen, overlapped",
-    "lngen-serial": "lngen, in turn",
+    OWN + OVERLAPPED: "lngen, overlapped",
+    SERIAL: "lngen, in turn",
     **{name: shown for name, (_, _, shown) in PEERS.items()},
 }
 SCHEDULES = ("#6a51a3", "#41b6c4", "#8c6bb1", "#1d91c0", "#9ebcda")  # lngen with other schedules than the default
@@ -419,7 +418,7 @@ def _graph_series(axes: Any, name: str, graphs: Sequence[str], records: Sequence
     colour = COLOURS.get(name, OTHER)
     if name == OWN:
         return axes.barh(places, fractions, height=0.62, color=colour, zorder=2)
-    if name in (OWN + OVERLAPPED, "lngen-serial"):
+    if name in (OWN + OVERLAPPED, SERIAL):
         look = {"marker": "|", "markersize": 9, "markeredgewidth": 1.6}
     else:
         look = {"marker": MARKERS.get(name, "o"), "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.5}

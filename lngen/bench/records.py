@@ -24,6 +24,7 @@ WORST = 5  # points that a summary names
 MOST_DIGITS = 9  # behind the point
 COMMON = range(768, 16384 + 1, 256)  # widths of models
 OWN, VARIANT = "lngen", "lngen:"  # lngen; another schedule
+SERIAL = "lngen-serial"  # of earlier versions: lngen's calls in turn, in files where "lngen" overlaps them
 
 Key = TypeVar("Key", bound=Hashable)
 Point = tuple[str, str, int]

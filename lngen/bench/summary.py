@@ -10,13 +10,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lngen.bench.records import HostRecord, Record, Summary, geometric_mean, graph_key, grouped, summarise
+from lngen.bench.records import SERIAL, HostRecord, Record, Summary, geometric_mean, graph_key, grouped, summarise
 from lngen.bench.tasks import BETWEEN_GEMMS, IN_TURN, LATENCY, OVERLAPPED, THROUGHPUT
 
 WIDTH = 160  # columns, where no terminal sets a width
 NL = "\n"
 MISSED, NOTED = "†", "*"  # behind a cell
-SERIAL = "lngen-serial"  # a provider of files of earlier versions
 WAYS = f"{SERIAL} is an earlier name: in such a file lngen overlaps its calls, and {SERIAL} makes them in turn."
 RATIO = "last columns: time of the best peer over that of lngen; above 1, lngen is faster"
 

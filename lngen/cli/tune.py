@@ -343,7 +343,7 @@ def _print_ranking(
 
 def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule], gpu: str) -> str:
     """The ranking of one job: what its columns say, and its schedules, after the first as changes where shorter."""
-    from lngen.explain.reasons import changes
+    from lngen.problem.schedule import changes
 
     first, measured = lines[0], any(line["measured_us"] for line in lines)
     files = ", ".join(dict.fromkeys(line["from"] for line in lines if line["from"] != "model"))

@@ -13,10 +13,10 @@ from lngen.errors import CompileError, EmitError, LowerError, MissingError, Sche
 from lngen.explain.evidence import PARTS, PHRASES, Evidence, Verdict, percent, predicted
 from lngen.explain.section import Block, Lines, Section, Subject, Table, Text, entry
 from lngen.files import sha256
-from lngen.problem import ANY, STAGED, Problem, Schedule, check, check_arch, parse_schedule
+from lngen.problem import STAGED, Problem, Schedule, check, check_arch, parse_schedule
 from lngen.problem.footprint import most_blocks
 from lngen.problem.legal import MIN_STAGES
-from lngen.problem.schedule import FORMS, value_text
+from lngen.problem.schedule import FORMS, changes, value_text
 from lngen.schedule import workload
 from lngen.schedule.model import REPEATED, estimated, features
 from lngen.schedule.space import FIELDS, FLAG_FIELDS, Numbers, Schedules
@@ -285,14 +285,6 @@ def changed(s: Schedule, text: str, p: Problem, device: Device) -> Schedule:
     persistent = found.form in STAGED and not p.column_sums
     grid = device.resident_clusters(found.cluster) * found.blocks_per_sm if persistent else 0
     return found if "grid" in named else replace(found, grid=grid)
-
-
-def changes(s: Schedule, other: Schedule) -> str:
-    """The text that makes ``other`` of ``s``, as ``parse_schedule`` reads it; the grid is left out where it follows."""
-    base = s if s.form == other.form else replace(ANY, threads=s.threads, rows_per_block=s.rows_per_block, vec=s.vec)
-    names = [f for f in FIELDS if getattr(base, f) != getattr(other, f) or (f == "form" and base is not s)]
-    shown = [f for f in names if f != "grid" or names == ["grid"]]
-    return ",".join(f"{f}={value_text(getattr(other, f))}" for f in shown)
 
 
 # ---- another schedule ----

@@ -136,6 +136,15 @@ def parse_schedule(text: str, base: Schedule) -> Schedule:
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def changes(s: Schedule, other: Schedule) -> str:
+    """The text that makes ``other`` of ``s``, as ``parse_schedule`` reads it; the grid is left out where it follows."""
+    base = s if s.form == other.form else replace(ANY, threads=s.threads, rows_per_block=s.rows_per_block, vec=s.vec)
+    every = [f.name for f in fields(Schedule)]
+    names = [f for f in every if getattr(base, f) != getattr(other, f) or (f == "form" and base is not s)]
+    shown = [f for f in names if f != "grid" or names == ["grid"]]
+    return ",".join(f"{f}={value_text(getattr(other, f))}" for f in shown)
+
+
 def value_text(value: object) -> str:
     """A value as the text of a schedule has it."""
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)

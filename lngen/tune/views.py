@@ -15,7 +15,7 @@ from typing import Any
 
 from lngen.bench.figures import COLOURS, GRID, STYLE, save, sign
 from lngen.bench.figures import check as check_plot
-from lngen.errors import LngenError, ScheduleError
+from lngen.errors import LngenError, ScheduleError, one_of
 from lngen.problem import Schedule, parse_schedule
 from lngen.spec import parse_spec
 from lngen.tune.job import Choice, Outcome
@@ -112,7 +112,7 @@ def export(trials: Sequence[Trial], form: str) -> str:
             f"an export holds the trials of one spec at one number of rows, got {len(jobs)}; export them one by one."
         )
     if form not in FORMATS:
-        raise LngenError(f"there is no export format '{form}', expected one of {', '.join(FORMATS)}.")
+        raise LngenError(f"there is no export format '{form}', {one_of(form, FORMATS)}")
     return FORMATS[form](trials)
 
 

@@ -72,15 +72,15 @@ def install(*, mutants: bool = False) -> Table:
             data = changed(ast.parse(data, path), name, table, mutants=mutants)
         return plain(self, data, path, **how)
 
-    loader.source_to_code = source_to_code  # type: ignore[method-assign]
-    loader.get_data, loader.path_stats = _without_bytecode(loader)  # type: ignore[method-assign]
+    loader.source_to_code = source_to_code
+    loader.get_data, loader.path_stats = _without_bytecode(loader)
     compiled = jinja2.Environment._compile
 
     def compile_template(self: Any, source: str, filename: str) -> Any:
         made: Any = changed(ast.parse(source, filename), f"jinja:{Path(filename).name}", table, mutants=False)
         return compiled(self, made, filename)
 
-    jinja2.Environment._compile = compile_template  # type: ignore[method-assign]
+    jinja2.Environment._compile = compile_template
     return table
 
 

@@ -29,8 +29,6 @@ RECORD, KILL = (os.environ.get(name, "") for name in ("LNGEN_RECORD", "LNGEN_KIL
 TABLE = blocks.install(mutants=bool(KILL))
 LONGEST = 3.0  # seconds of a test that is tried on a mutant
 
-from lngen.config import data_dir  # noqa: E402  behind the hook
-
 
 def children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -84,7 +82,8 @@ class Killer:
             if place in numbers:
                 killed = self.killer(partial(TABLE.chosen.__setitem__, 0, numbers[place]), tests)
             elif place[0].startswith("templates"):
-                killed = self.killer(partial(edit_template, *place, mutant["after"]), tests)
+                with tempfile.TemporaryDirectory() as folder:
+                    killed = self.killer(partial(edit_template, Path(folder), *place, mutant["after"]), tests)
             else:
                 killed = ""  # no test that was recorded imports it
             print(json.dumps({"place": mutant["place"], "killed": killed}), file=self.file, flush=True)
@@ -100,9 +99,10 @@ class Killer:
         return killed
 
 
-def edit_template(name: str, _: str, operator: str, line: int, before: str, after: str) -> None:
-    """Give lngen another folder of templates, in which one line of one file is changed, and forget all it knows."""
-    folder = Path(tempfile.mkdtemp(prefix="templates-"))
+def edit_template(folder: Path, name: str, function: str, operator: str, line: int, before: str, after: str) -> None:
+    """Give lngen this folder of templates, in which one line of one file is changed, and forget all it knows."""
+    from lngen.config import data_dir  # imported here, behind the hook
+
     shutil.copytree(data_dir("templates"), folder, dirs_exist_ok=True)
     file = folder / Path(name).relative_to("templates")
     lines = file.read_text(encoding="utf-8").splitlines()

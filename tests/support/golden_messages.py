@@ -77,7 +77,7 @@ def comment(message: str, folder: Path) -> list[str]:
     message = re.sub(r"0x[0-9a-f]{6,}", "0xADDRESS", message.replace(str(folder), "FOLDER"))
     found = []
     for line in message.split("\n"):
-        indent = re.match(r" *", line)[0]  # type: ignore[index]
+        indent = line[: len(line) - len(line.lstrip(" "))]
         found += textwrap.wrap(
             line.strip(),
             WIDTH,
