@@ -1,12 +1,14 @@
 """Chooses the tests of a plain run by what they cover, and measures what they kill.
 
     python tests/proof/cover.py record DIR       runs every test of today's plain run alone, and notes what it runs
-    python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: the largest cover that is fast enough
+    python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: what a plain run has no time for
     python tests/proof/cover.py kill DIR         330 drawn mutants: killed by all tests, and by those of the plain run?
+    python tests/proof/cover.py kill DIR --others    330 others, by which nobody chose
 
-A cover of strength K runs every block (``blocks.py``) in K tests, of as many files as there are. Costs are rounded to
-powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Cases whose names are
-positions (``message0``) stay or go with all of their function.
+A plain run has a cover, which runs every block (``blocks.py``), the tests that kill mutants, and of all others the
+cheapest that it has time for: three of four tests take a tenth of the time, and what is cheap asserts most. Costs are
+rounded to powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Cases whose names
+are positions (``message0``) stay or go with all of their function.
 
 In the plain run stay tests that fail under the recorder or are skipped, and those whose subject is no code of lngen:
 they run no block of it, or are about pages, messages and the repository.
@@ -26,7 +28,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,39 +126,44 @@ def rounded(cpu: float) -> float:
 # ---- choose ----
 
 
-def cover(tests: Sequence[Recorded], strength: int) -> set[str]:
-    """Names of tests that run each block ``strength`` times, or as often as all do. Greedy, by new blocks for cost."""
-    runs = Counter(block for t in tests for block in t.blocks)
-    missing = Counter({block: min(count, strength) for block, count in runs.items()})
+def cover(tests: Sequence[Recorded]) -> set[str]:
+    """Names of tests that run every block that all run, and of those that have to stay. Greedy, by blocks for cost."""
     chosen = {t.name for t in tests if t.kept}
-    for t in (t for t in tests if t.kept):
-        missing.subtract(t.blocks)
+    missing = {block for t in tests for block in t.blocks} - {block for t in tests if t.kept for block in t.blocks}
     todo = [(-len(t.blocks) / t.cost, t.name, t) for t in tests if not t.kept]
     heapq.heapify(todo)
-    while todo:
+    while missing:
         _, name, t = heapq.heappop(todo)
-        gain = sum(missing[block] > 0 for block in t.blocks) / t.cost
+        gain = len(t.blocks & missing) / t.cost
         if gain and todo and (-gain, name) > todo[0][:2]:
             heapq.heappush(todo, (-gain, name, t))
         elif gain:
             chosen.add(name)
-            missing.subtract(t.blocks)
+            missing -= t.blocks
+    return chosen
+
+
+def affordable(tests: Sequence[Recorded], killers: set[str], cpu: float) -> set[str]:
+    """Names of a cover with every test of ``killers``, and of the cheapest others until all take ``cpu`` seconds."""
+    chosen = cover([replace(t, kept=t.kept or not killers.isdisjoint(t.tests)) for t in tests])
+    spent = sum(t.cpu for t in tests if t.name in chosen)
+    for t in sorted(tests, key=lambda t: (rounded(t.cpu / len(t.tests)), t.name)):
+        if t.name not in chosen and spent + t.cpu <= cpu:
+            chosen.add(t.name)
+            spent += t.cpu
     return chosen
 
 
 def choose(folder: Path, cpu: float) -> None:
-    """The cover of the largest strength that takes at most ``cpu`` seconds."""
+    """Writes what is not ``affordable``."""
     tests = recorded(lines(folder))
-    best: set[str] = set()
-    for strength in range(1, 100):
-        found = cover(tests, strength)
-        taken = [t for t in tests if t.name in found]
-        count, cost = sum(len(t.tests) for t in taken), sum(t.cpu for t in taken)
-        print(f"strength {strength}: {count} of {sum(len(t.tests) for t in tests)} tests, {cost:.0f} s of CPU")
-        if (best and cost > cpu) or found == best:
-            break
-        best = found
-    sampling.LEFT_OUT.write_text(text(tests, best), encoding="utf-8")
+    killers = {json.loads(line)["all"] for line in DRAWN.read_text(encoding="utf-8").splitlines()}
+    chosen = affordable(tests, killers, cpu)
+    for label, names in (("a cover with killers", affordable(tests, killers, 0)), ("a plain run", chosen)):
+        taken = [t for t in tests if t.name in names]
+        print(f"{label}: {sum(len(t.tests) for t in taken)} tests, {sum(t.cpu for t in taken):.0f} s of CPU")
+    print(f"all: {sum(len(t.tests) for t in tests)} tests, {sum(t.cpu for t in tests):.0f} s of CPU")
+    sampling.LEFT_OUT.write_text(text(tests, chosen), encoding="utf-8")
 
 
 def text(tests: Sequence[Recorded], chosen: set[str]) -> str:
@@ -230,12 +237,13 @@ def template_places() -> list[blocks.Mutant]:
     return found
 
 
-def drawn() -> list[blocks.Mutant]:
-    """The mutants: those of the kept file that still have a place, then the next ones of the seed."""
-    return [*_drawn(places(), COUNT, "lngen"), *_drawn(template_places(), TEMPLATES, "templates")]
+def drawn(others: bool = False) -> list[blocks.Mutant]:
+    """The mutants: those of the kept file that have a place, then the next ones of the seed; or as many others."""
+    both = (places(), COUNT, "lngen"), (template_places(), TEMPLATES, "templates")
+    return [m for found, count, root in both for m in _order(found, root)[others * count :][:count]]
 
 
-def _drawn(mutants: Sequence[blocks.Mutant], count: int, root: str) -> list[blocks.Mutant]:
+def _order(mutants: Sequence[blocks.Mutant], root: str) -> list[blocks.Mutant]:
     every = {m.place: m for m in mutants}
     order = sorted(every)
     random.Random(SEED).shuffle(order)
@@ -245,24 +253,27 @@ def _drawn(mutants: Sequence[blocks.Mutant], count: int, root: str) -> list[bloc
     new = [place for place in order if place not in {*still}]
     if gone := len(kept) - len(still):
         print(f"{gone} mutants of {root} have no place any more; others are drawn for them")
-    return [every[place] for place in [*still, *new][:count]]
+    return [every[place] for place in [*still, *new]]
 
 
-def kill(folder: Path, jobs: int) -> None:
-    """Tries the mutants on all tests, those that die on the plain run's, and writes who killed which."""
+def kill(folder: Path, jobs: int, others: bool) -> None:
+    """Tries the mutants on all tests, those that die on the plain run's, and writes who killed which.
+
+    ``others`` are mutants by which nobody chose the plain run: they are not kept.
+    """
     tests = recorded(lines(folder))
     by_block = defaultdict[str, list[Recorded]](list)
     for t in sorted(tests, key=lambda t: (t.cost, t.name)):
         for block in {name for b in t.blocks for name in (b, b.rpartition(":")[0])} if not t.kept else ():
             by_block[block].append(t)  # by the block, and by its file
-    mutants = drawn()
-    every = killed([trial(m, by_block[m.block]) for m in mutants], jobs, folder / "all")
+    mutants, base = drawn(others), folder / ("others" if others else "drawn")
+    every = killed([trial(m, by_block[m.block]) for m in mutants], jobs, Path(f"{base}-all"))
     names = {"", *(name for t in tests for name in t.tests)}
     plain = {place: test for place, test in every.items() if test in names and not sampling.is_listed(test)}
     again = [m for m in mutants if m.place not in plain]
     taken = {b: [t for t in found if not sampling.is_listed(t.tests[0])] for b, found in by_block.items()}
-    plain |= killed([trial(m, taken.get(m.block, [])) for m in again], jobs, folder / "plain")
-    with DRAWN.open("w", encoding="utf-8") as file:
+    plain |= killed([trial(m, taken.get(m.block, [])) for m in again], jobs, Path(f"{base}-plain"))
+    with (Path(f"{base}.txt") if others else DRAWN).open("w", encoding="utf-8") as file:
         for m in mutants:
             by = {"all": every[m.place], "plain": plain[m.place]}
             print(json.dumps({"place": m.place, "after": m.after, **by}), file=file)
@@ -308,13 +319,16 @@ def main() -> None:
     parser.add_argument("what", choices=("record", "choose", "kill"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument("--others", action="store_true", help="kill: 330 other mutants")
     parser.add_argument("--cpu", type=float, default=CPU, help="seconds of a plain run")
     asked = parser.parse_args()
     folder = asked.folder.resolve()
     if asked.what == "choose":
         choose(folder, asked.cpu)
+    elif asked.what == "record":
+        record(folder, asked.jobs)
     else:
-        (record if asked.what == "record" else kill)(folder, asked.jobs)
+        kill(folder, asked.jobs, asked.others)
 
 
 if __name__ == "__main__":
