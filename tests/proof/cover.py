@@ -4,6 +4,7 @@
     python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: what a plain run has no time for
     python tests/proof/cover.py kill DIR         330 drawn mutants: killed by all tests, and by those of the plain run?
     python tests/proof/cover.py kill DIR --others    330 others, by which nobody chose
+    python tests/proof/cover.py spare DIR        functions that other tests make needless, with those that do
 
 A plain run has a cover, which runs every block (``blocks.py``), the tests that kill mutants, and of all others the
 cheapest that it has time for: three of four tests take a tenth of the time, and what is cheap asserts most. Costs are
@@ -27,7 +28,7 @@ import random
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -314,9 +315,108 @@ def killed(wanted: Sequence[Mapping[str, Any]], jobs: int, base: Path) -> dict[A
     return {w["place"]: found.get(w["place"], "") for w in wanted}
 
 
+# ---- spare ----
+
+HOLD = 3  # functions that run a block when one more is needless
+OWN_MUTANTS = 4  # tried for each function, in the blocks that fewest others run
+
+
+@dataclass(frozen=True)
+class Function:
+    """A test function with all its cases, the cheapest first."""
+
+    name: str
+    tests: tuple[Recorded, ...]
+    blocks: frozenset[str]
+
+    @property
+    def cpu(self) -> float:
+        return sum(t.cpu for t in self.tests)
+
+    @property
+    def quick(self) -> list[str]:
+        """Its three cheapest cases."""
+        return [t.tests[0] for t in self.tests[:3] if t.cost <= LONGEST * len(t.tests)]
+
+
+def functions(tests: Iterable[Recorded]) -> dict[str, Function]:
+    """The functions of which every case passed, and none has to stay."""
+    groups = defaultdict[str, list[Recorded]](list)
+    for t in sorted(tests, key=lambda t: (t.cost, t.name)):
+        groups[t.name.partition("[")[0]].append(t)
+    return {
+        name: Function(name, tuple(group), frozenset(block for t in group for block in t.blocks))
+        for name, group in groups.items()
+        if not any(t.kept for t in group)
+    }
+
+
+def spare(folder: Path, jobs: int) -> None:
+    """Prints the functions whose every block ``HOLD`` others run, and whose mutants others kill as well.
+
+    Each of a function's mutants that it kills is tried on the functions that run its block.
+    """
+    every = functions(recorded(lines(folder)))
+    runs = Counter(block for f in every.values() for block in f.blocks)
+    by_block = defaultdict[str, list[Function]](list)
+    for f in sorted(every.values(), key=lambda f: f.tests[0].cost):
+        for block in f.blocks:
+            by_block[block].append(f)
+    of_block = defaultdict[str, list[blocks.Mutant]](list)
+    for m in places():
+        of_block[m.block].append(m)
+    mine = {f.name: own(f, runs, of_block) for f in every.values() if all(runs[b] > HOLD for b in f.blocks)}
+    first = [
+        {"place": [*m.place, name], "after": m.after, "tests": every[name].quick} for name in mine for m in mine[name]
+    ]
+    killed_by_own = killed(first, jobs, folder / "own")
+    second = [
+        {**w, "tests": [t for f in by_block[m.block][:40] if f.name != name for t in f.quick[:1]]}
+        for name in mine
+        for m in mine[name]
+        for w in [{"place": [*m.place, name], "after": m.after}]
+        if killed_by_own[(*m.place, name)]
+    ]
+    instead = defaultdict[str, list[str]](list)
+    for place, test in killed(second, jobs, folder / "instead").items():
+        instead[place[-1]].append(test.partition("[")[0])
+    for name in needless(every, instead, mine):
+        others = ", ".join(sorted({*instead[name]}))
+        print(f"{name}: {every[name].cpu:.1f} s{f'; {others}' if others else ''}")
+
+
+def needless(every: Mapping[str, Function], instead: Mapping[str, Sequence[str]], asked: Collection[str]) -> list[str]:
+    """Those of the functions ``asked`` that may go together, by name.
+
+    ``instead``: for each mutant that a function kills another one that does; empty if none does. Each block keeps
+    ``HOLD`` functions, and who kills in the place of another stays.
+    """
+    runs = Counter(block for f in every.values() for block in f.blocks)
+    needed, gone = set[str](), set[str]()
+    for f in sorted((every[name] for name in asked), key=lambda f: (-f.cpu, f.name)):
+        others = {*instead.get(f.name, ())}
+        if f.name in needed or "" in others or others & gone or not all(runs[b] > HOLD for b in f.blocks):
+            continue
+        gone.add(f.name)
+        needed |= others
+        runs.subtract(f.blocks)
+    return sorted(gone)
+
+
+def own(f: Function, runs: Mapping[str, int], of_block: Mapping[str, Sequence[blocks.Mutant]]) -> list[blocks.Mutant]:
+    """The mutants to try on a function: of the blocks that fewest functions run, two of a block at most."""
+    rng, found = random.Random(f.name), list[blocks.Mutant]()
+    for block in sorted(f.blocks, key=lambda b: (runs[b], b)):
+        there = of_block.get(block, ())
+        found += rng.sample(there, min(2, len(there)))
+        if len(found) >= OWN_MUTANTS:
+            break
+    return found[:OWN_MUTANTS]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("record", "choose", "kill"))
+    parser.add_argument("what", choices=("record", "choose", "kill", "spare"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--others", action="store_true", help="kill: 330 other mutants")
@@ -325,8 +425,8 @@ def main() -> None:
     folder = asked.folder.resolve()
     if asked.what == "choose":
         choose(folder, asked.cpu)
-    elif asked.what == "record":
-        record(folder, asked.jobs)
+    elif asked.what in ("record", "spare"):
+        (record if asked.what == "record" else spare)(folder, asked.jobs)
     else:
         kill(folder, asked.jobs, asked.others)
 

@@ -27,6 +27,7 @@ import blocks
 
 RECORD, KILL = (os.environ.get(name, "") for name in ("LNGEN_RECORD", "LNGEN_KILL"))
 TABLE = blocks.install(mutants=bool(KILL))
+PLACE = 5  # parts of a place, behind which a caller may write more
 LONGEST = 3.0  # seconds of a test that is tried on a mutant
 
 
@@ -78,7 +79,7 @@ class Killer:
         items = {item.nodeid: item for item in session.items}
         numbers = {m.place: n for n, m in enumerate(TABLE.mutants)}
         for mutant in self.mutants:
-            place, tests = tuple(mutant["place"]), [items[name] for name in mutant["tests"] if name in items]
+            place, tests = tuple(mutant["place"][:PLACE]), [items[name] for name in mutant["tests"] if name in items]
             if place in numbers:
                 killed = self.killer(partial(TABLE.chosen.__setitem__, 0, numbers[place]), tests)
             elif place[0].startswith("templates"):

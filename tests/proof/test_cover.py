@@ -141,6 +141,24 @@ def test_a_plain_run_takes_killers_and_the_cheapest() -> None:
         assert cover.affordable(tests, {"kills", ""}, cpu) == {"covers", "kills", *more}
 
 
+def test_a_function_goes_if_others_hold_what_it_holds() -> None:
+    """The dearest first; not where only three hold a block, nobody else kills, or the one who does has gone."""
+    blocks_of = {"dear": "ab", "cheap": "ab", "only": "abc", "killer": "a", **dict.fromkeys(["x", "y", "z"], "ab")}
+    cost = {"dear": 9.0, "cheap": 8.0}
+    every = {
+        n: cover.Function(n, (cover.Recorded(n, (n,), cost.get(n, 1.0), 1.0, frozenset(b), False),), frozenset(b))
+        for n, b in blocks_of.items()
+    }
+    asked = ("dear", "cheap", "only", "killer")
+    for instead, found in (
+        ({}, ["cheap", "dear", "killer"]),
+        ({"dear": ["cheap"]}, ["dear", "killer"]),
+        ({"cheap": ["dear"], "killer": [""]}, ["dear"]),
+    ):
+        assert cover.needless(every, instead, asked) == found
+    assert cover.needless(every, {}, ["only"]) == []
+
+
 def test_costs_are_rounded_up_to_powers_of_two() -> None:
     costs = (0.0, 0.01, 0.011, 0.02, 0.05, 1.0)
     assert [cover.rounded(c) for c in costs] == pytest.approx([0.01, 0.01, 0.02, 0.02, 0.08, 1.28])
