@@ -21,25 +21,31 @@ from lngen.ir import (
     F64,
     OF_SEGMENTS,
     OPS,
+    RULES,
     Attr,
     Axis,
     Builder,
+    ByValue,
     D,
     DType,
     Graph,
     M,
     S,
     Type,
+    Value,
+    bits_of,
     compute_dtype,
     parse,
     print_eqn,
     print_graph,
+    values_of,
     verify,
 )
 from lngen.ir.functions import BIAS, ULPS
 from lngen.ir.meanings import literal
 from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.ir.types import axes_union
+from lngen.passes import extract
 from lngen.spec import parse_spec
 from paths import ROOT
 
@@ -340,3 +346,53 @@ def test_parsing_takes_time_linear_in_the_text(what: str) -> None:
     except (ParseError, VerifyError):
         assert what != "spaces, as they may be"
     assert time.process_time() - start < 2
+
+
+# ---- what a launch passes by value ----
+
+BY_VALUE = """\
+graph @f(%x: f32[M, D], %eps: f32[] by value of eps, %least: f32[] by value of eps_squared) -> (f32[M, D]) {
+  %z : f32[M, D] = maximum %x, %least
+  %y : f32[M, D] = add %z, %eps
+  return %y
+}
+"""
+
+
+def test_a_text_with_numbers_by_value_parses_to_what_prints_it() -> None:
+    """Such a number is not the input of its name; what does not need it does not take it."""
+    graph = parse(BY_VALUE)
+    assert str(graph) == BY_VALUE
+    assert graph.by_value == (ByValue("eps", Type(F32), "eps"), ByValue("least", Type(F32), "eps_squared"))
+    assert [p.name for p in graph.tensors] == ["x"]
+    plain = parse(BY_VALUE.replace(" by value of eps,", ","))
+    assert plain != graph
+    assert plain.by_value == graph.by_value[1:]
+    part = extract(graph, "part", graph.params, (graph.eqns[0].out,))
+    assert [v.name for v in part.by_value] == ["least"]
+
+
+def test_a_builder_gives_each_rule_one_parameter_with_a_name_that_is_free() -> None:
+    b = Builder("f")
+    b.param("eps", F32, M, D)
+    first = b.by_value("eps", F32, "eps")
+    assert first == ByValue("eps_1", Type(F32), "eps")
+    assert b.by_value("other", F32, "eps") is first
+    assert b.by_value("least", F32, "eps_squared") != first
+    assert [p.name for p in b.params] == ["eps", "eps_1", "least"]
+    assert not isinstance(b.params[0], ByValue)
+    assert Value("eps_1", Type(F32)) != first
+
+
+@pytest.mark.parametrize("eps", [1e-5, 0.0, -0.25, 0.1, 1e-30, 3e38])
+def test_the_text_of_a_rule_says_what_it_computes(eps: float) -> None:
+    """The expression in C is one in Python, but for the number in hexadecimal."""
+    for rule in RULES.values():
+        text = re.sub(r"0x1p(-?\d+)", r"2.0**\1", rule.text)
+        assert rule.of(eps) == eval(text, {"eps": eps, "max": max})
+
+
+def test_the_bits_of_a_number_are_those_of_its_dtype() -> None:
+    numbers = [("f32", 1.0, 0x3F800000), ("f64", 1.0, 0x3FF0000000000000), ("f32", -0.5, 0xBF000000)]
+    for dtype, eps, bits in numbers:
+        assert bits_of(values_of(parse(BY_VALUE.replace("f32", dtype)), eps)["eps"]) == bits
