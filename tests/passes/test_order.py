@@ -17,6 +17,7 @@ from lngen.problem import Schedule, is_legal, parse_schedule, problem
 from lngen.ptx import run_plan
 from lngen.schedule import ranked
 from lngen.spec import parse_spec
+from plans import run_checked
 
 BACKWARD = "layernorm.bwd:d=324,dtype=f32,blocks=20"
 FORWARD = "rmsnorm.fwd:d=12296,dtype=f32"
@@ -77,6 +78,8 @@ def test_the_number_of_blocks_is_part_of_the_graph_and_of_the_name() -> None:
     assert "blocks=108" in str(spec.graph())
     assert problem(spec.graph(), 4096).blocks == 108
     assert "blocks=108" not in str(parse_spec("layernorm.bwd:d=4096,dtype=bf16").graph())
+    norm = lngen.compile("layernorm", d=64, blocks=7)
+    assert (norm.spec("bwd").blocks, norm.spec("fwd").blocks) == (7, None)
 
 
 @sampling.rotating(("spec", "schedule"), [
@@ -90,16 +93,7 @@ def test_kernels_keep_to_it(spec: str, schedule: str) -> None:
     chosen = parse_schedule(schedule, BASE)
     assert is_legal(chosen, problem(built.graph(), built.d))
     assert built.blocks
-    inputs = random_inputs(built, 3 * built.blocks * problem(built.graph(), built.d).groups + 1)
-    outcome = run_plan(lower(built, chosen), inputs)
-    assert outcome.findings == ()
-    assert not mismatches(outcome.results, interpret(built.graph(), inputs))
-
-
-def test_compile_takes_it_for_the_backward() -> None:
-    norm = lngen.compile("layernorm", d=64, blocks=7)
-    assert norm.spec("bwd").blocks == 7
-    assert norm.spec("fwd").blocks is None
+    run_checked(lower(built, chosen), 3 * built.blocks * problem(built.graph(), built.d).groups + 1)
 
 
 # ---- the rule ----
