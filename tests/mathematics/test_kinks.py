@@ -6,9 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 
 import sampling
 from lngen.check.inputs import mismatches, same_bits
@@ -73,20 +70,6 @@ def test_the_gradient_at_ties_and_zeros_is_torchs(name: str) -> None:
     for gradient, found in gradients(name, inputs, dy).items():
         wanted = leaves[gradient[1:]].grad.numpy()
         np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-13, err_msg=gradient)
-
-
-FEW = st.sampled_from([-1.5, -0.0, 0.0, 1.0])
-
-
-@settings(max_examples=40)
-@given(x=arrays(np.float64, (3, 5), elements=FEW), z=arrays(np.float64, (3, 5), elements=FEW))
-def test_what_ties_share_is_the_cotangent(x: Array, z: Array) -> None:
-    dy = np.arange(1.0, 16).reshape(3, 5)
-    found = gradients("larger", {"x": x, "z": z}, dy)
-    np.testing.assert_array_equal(found["dx"] + found["dz"], dy)
-    np.testing.assert_array_equal(found["dx"] == found["dz"], x == z)
-    # Each row's maximum takes away what its elements got: nothing is left, nothing made up.
-    np.testing.assert_allclose(gradients("below_largest", {"x": x}, dy)["dx"].sum(axis=1), 0, atol=1e-13)
 
 
 @pytest.mark.parametrize(("name", "cotangents", "x", "y", "passes"), [
