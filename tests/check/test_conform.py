@@ -183,12 +183,6 @@ def test_a_wrong_forward_fails_its_cases(wrong: str) -> None:
     assert failed(outcomes(function, None, cases)) == {*cases.split()}
 
 
-@pytest.mark.parametrize("wrong", ["f64 results", "no empty batch", "subnormal y is flushed", "negative gamma"])
-def test_what_a_wrong_forward_does_right_passes(wrong: str) -> None:
-    function, only = FORWARDS[wrong]
-    assert failed(outcomes(function, None)) == {only}
-
-
 def forgets_gamma(dy: Array, x: Array, gamma: Array, beta: Array, eps: float) -> tuple[Array, ...]:
     return (backward(dy, x, np.ones_like(gamma), beta, eps)[0], *backward(dy, x, gamma, beta, eps)[1:])
 
@@ -365,33 +359,6 @@ def test_torch_layernorm_passes(name: str, dtype: DType) -> None:
     found = torch_outcomes(name, dtype)
     assert {o.status for o in found.values()} == {"pass"}, found
     assert "of its own forward in f64" in found["differences"].detail
-
-
-# Whatever asks for bits, places or layouts; and y, which is rounded once from f32.
-FREE_OF_ROUNDING = {
-    "differences", "subnormal-y", "nan-row", "inf-row", "shift-invariance", "dx-sums-to-zero", "m-0", "strided-rows",
-    "unaligned-base", "transposed", "rows-alone", "rows-permuted", "rows-in-bigger-batch", "repeat", "repeat-columns",
-    "inputs-unmodified", "shape-and-dtype",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16])
-def test_torch_layernorm_on_the_cpu_keeps_sixteen_bit_statistics_and_sums(dtype: DType) -> None:
-    """Its mean and rstd have x's dtype if gamma has, and so do the sums of dgamma and dbeta: forward passes, backward
-    is tens of bounds off."""
-    torch = pytest.importorskip("torch")
-    own = {DType.BF16: torch.bfloat16, DType.F16: torch.float16}[dtype]
-    x, gamma = torch.ones(3, 8, dtype=own), torch.ones(8, dtype=own)
-    assert {t.dtype for t in torch.native_layer_norm(x, [8], gamma, gamma, 1e-5)} == {own}
-
-    found = torch_outcomes("torch-layernorm", dtype)
-    wrong = failed(found)
-    assert {"ordinary", "ulps", "large-mean-1e2", "d-31", "d-768", "d-4093", "m-4096"} <= wrong
-    assert not wrong & FREE_OF_ROUNDING, wrong
-    for o in found.values():
-        if o.status == "fail" and o.name != "ulps":
-            assert o.measured["y"] <= 1, o
-    assert min(found["ordinary"].measured[n] for n in ("dgamma", "dbeta")) > 5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ with every option, in test_family.py.
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +27,10 @@ from lngen.check.oracles import (
     mean_over_std,
     rmsnorm_backward,
     rmsnorm_forward,
-    row_mean,
     scales,
 )
 from lngen.interpret import interpret
-from lngen.ir import BF16, F16, F32, F64, DType, compute_dtype
+from lngen.ir import BF16, F32, DType, compute_dtype
 from lngen.ir.numerics import NUMPY_DTYPE, round_to
 from lngen.spec import Spec, parse_spec
 from own_graphs import own
@@ -78,6 +76,7 @@ CASES = [
     *((f"d={d},dtype={t}", rows, 0.5) for t in DTYPES for d, rows in ((1, 17), (3, 17), (31, 17), (255, 300))),
     *((f"d={d},dtype={t}", rows, 0.5) for t in DTYPES for d, rows in ((8, 300), (768, 17), (1000, 3), (4096, 17))),
     *((f"d={d},dtype={t}", 5, m) for m in (30.0, 1e3, 1e4) for t, d in (("f32", 255), ("f32", 20000), ("f64", 255))),
+    *((f"d={d},dtype={t}", 300, m) for d, m in ((31, 1e2), (64, 1e4)) for t in ("f16", "bf16")),
     *((f"d=31{keys}", 17, 0.5) for keys in (
         ",dtype=bf16,weight=f32", ",dtype=f16,weight=f32,out=f32", ",dtype=f32,out=bf16",
         ",dtype=bf16,weight=f64,out=f16", ",save=none,dtype=bf16", ",gamma=no,wrt=x", ",eps=0.01",
@@ -282,36 +281,6 @@ def test_gamma_and_beta_are_optional(norm: NormName) -> None:
     np.testing.assert_array_equal(forward(case.x, None, case.beta)[0], forward(case.x, ones, case.beta)[0])
     for bare, explicit in zip(backward(case.dy, case.x), backward(case.dy, case.x, ones), strict=True):
         np.testing.assert_array_equal(bare, explicit)
-
-
-def centred(stored: dict[str, Array], norm: NormName) -> dict[ResultName, Array]:
-    """LayerNorm or RMSNorm as a kernel computes it: every operation in f32, the variance centred."""
-    x, gamma, beta, dy = (np.asarray(a).astype(np.float32) for a in stored.values())
-    mean: Any = row_mean(x) if norm == "layernorm" else np.zeros((len(x), 1), np.float32)
-    r = 1 / np.sqrt(row_mean((x - mean) ** 2) + np.float32(EPS))
-    xhat, g = (x - mean) * r, dy * gamma
-    dx = r * (g - (row_mean(g) if norm == "layernorm" else 0) - xhat * row_mean(g * xhat))
-    found = (gamma * xhat + beta, mean[:, 0], r[:, 0], dx, (dy * xhat).sum(axis=0), dy.sum(axis=0))
-    return dict(zip(RESULTS, found, strict=True))
-
-
-@sampling.grid(
-    ("norm", "dtype", "m", "d", "mean"),
-    [
-        (norm, dtype, *shape)
-        for norm, dtype in product(NORMS, (F16, BF16, F32, F64))
-        for shape in ((3, 1, 2.0), (5, 2, 0.0), (65, 7, 1.0), (9, 768, 1e2), (4, 4099, 1e4), (300, 64, 1e4))
-    ],
-    lambda norm, dtype, *shape: (norm, dtype, shape),
-)
-def test_a_correct_kernel_is_within_the_bound(norm: NormName, dtype: DType, m: int, d: int, mean: float) -> None:
-    stored = {k: v.astype(NUMPY_DTYPE[dtype]) for k, v in vars(Case.random(m, d, mean)).items()}
-    exact = Case(**{k: v.astype(np.float64) for k, v in stored.items()})
-    reference, scale = exact.exact(norm), exact.scales(norm)
-    kappa = mean_over_std(exact.x, EPS) if norm == "layernorm" else 0.0
-    for result, value in centred(stored, norm).items():
-        allowed = bound(result, dtype, d, m, kappa, compute=F32)
-        assert allowed.excess(value.astype(NUMPY_DTYPE[dtype]), reference[result], scale[result]) <= 1, result
 
 
 @pytest.mark.parametrize("mean", [1e2, 1e3, 1e4])
