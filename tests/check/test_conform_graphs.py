@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,10 @@ from commands import call
 from lngen.check.conform import CASES, Outcome, conform_graph, select
 from lngen.check.conform.implementations import LngenTarget, Ran
 from lngen.check.conform.suites import GraphSuite
-from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.ir.numerics import Array
-from lngen.spec import Spec, make_spec, parse_spec
-from own_graphs import OWN, own
+from lngen.spec import Spec, parse_spec
+from own_graphs import own
 
 Change = Callable[[dict[str, Array], Mapping[str, Array]], None]
 ON_CPU = "conform", "--device", "cpu"
@@ -79,24 +78,18 @@ def test_right_kernels_pass(name: str, direction: str, dtype: str) -> None:
     assert found["gamma-zero"].detail == "no input over D alone that may have either sign" or name == "add_rmsnorm"
 
 
-def logarithm(b: GraphBuilder) -> None:
-    b.output("y", (b.input("x", M, D) * b.input("w", D)).log() * b.input("v", D))
-
-
 def test_a_graph_with_a_domain_is_judged_within_it() -> None:
     """Constant rows, and weights of zero and below it: only where an input may have either sign."""
-    found = outcomes(make_spec(Definition("own", logarithm), "bwd", {"d": 96}))
+    found = outcomes(own(lambda b, x, w=D, v=D: (x * w).log() * v, "bwd", d=96))
     assert with_status(found, "fail") == set()
     assert with_status(found, "skipped") == ALWAYS_SKIPPED
 
 
-def test_gradients_that_are_one_array_are_both_judged() -> None:
+def test_every_result_is_judged_or_what_is_asked_for() -> None:
+    """Gradients that are one array, too."""
     found = outcomes(own("add_rmsnorm", "bwd"), "ordinary shape-and-dtype")
     assert {*found["ordinary"].measured} == {"y", "h", "dx", "dresidual", "dgamma"}
     assert "dresidual float32 [37, 24]" in found["shape-and-dtype"].detail
-
-
-def test_some_gradients_and_cotangents() -> None:
     found = outcomes(own("add_rmsnorm", "bwd", wrt="gamma", of="y"), "ordinary repeat-columns")
     assert {*found["ordinary"].measured} == {"y", "h", "dgamma"}
     assert with_status(found, "pass") == {*found}
@@ -115,12 +108,11 @@ def mixes_rows(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
         results["y"] += np.float32(1e-6) * inputs["x"].sum(dtype=np.float32)
 
 
+calls = count()
+
+
 def forgets_order(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
-    forgets_order.calls += 1  # type: ignore[attr-defined]
-    results["dgamma"] *= np.float32(1 + 1e-7 * (forgets_order.calls % 2))  # type: ignore[attr-defined]
-
-
-forgets_order.calls = 0  # type: ignore[attr-defined]
+    results["dgamma"] *= np.float32(1 + 1e-7 * (next(calls) % 2))
 
 
 def divides(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
@@ -128,8 +120,7 @@ def divides(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
 
 
 def writes(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
-    if inputs["residual"].size:
-        inputs["residual"][...] = 0
+    inputs["residual"][...] = 0
 
 
 def widens(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
@@ -137,8 +128,7 @@ def widens(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
 
 
 def loses_empty(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
-    if not len(inputs["x"]):
-        results["dgamma"] = results["dgamma"] + np.float32(1)
+    results["dgamma"] = results["dgamma"] + np.float32(not len(inputs["x"]))
 
 
 @pytest.mark.parametrize(("change", "case"), [
@@ -162,24 +152,16 @@ def test_a_wrong_derivation_fails_the_differences(monkeypatch: pytest.MonkeyPatc
 
 
 def test_rows_that_are_joined_skip_the_cases_of_rows() -> None:
-    def joined(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", x - b.mean(x, M))
-
-    spec = make_spec(Definition("joined", joined), "fwd", {"d": 24})
     with pytest.warns(UserWarning, match="the row result '%y' depends on a sum over rows; that takes two graphs"):
-        found = outcomes(spec, "rows-alone rows-permuted rows-in-bigger-batch nan-row inf-row")
+        found = outcomes(
+            own(lambda b, x: x - b.mean(x, M)), "rows-alone rows-permuted rows-in-bigger-batch nan-row inf-row"
+        )
     assert {(o.status, o.detail) for o in found.values()} == {("skipped", "an equation of the graph joins rows")}
 
 
 def test_numbers_without_a_bound_are_skipped() -> None:
     """A divisor that may be zero."""
-
-    def divided(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", x / (x - x))
-
-    (outcome,) = outcomes(make_spec(Definition("divided", divided), "fwd", {"d": 24}), "ordinary").values()
+    (outcome,) = outcomes(own(lambda b, x: x / (x - x)), "ordinary").values()
     assert (outcome.status, outcome.detail[:34]) == ("skipped", "no error bound for such numbers: y")
 
 
@@ -218,7 +200,3 @@ def test_a_norm_with_other_options_is_judged_as_a_graph(monkeypatch: pytest.Monk
     monkeypatch.setattr("lngen.cli.verification.has_closed_form", lambda spec: False)
     done = call(*ON_CPU, "rmsnorm.fwd:d=24", "--cases", "ulps")
     assert "correctly rounded results are those of a closed form" in " ".join(done.stdout.split())
-
-
-def test_own_graphs_are_of_many_kinds() -> None:
-    assert {len(own(name).forward().params) for name in OWN} == {2, 3}

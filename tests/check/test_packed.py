@@ -95,15 +95,9 @@ class OnHost:
         self.plan, self.device, self.more = made, 0, more
 
     def __call__(
-        self,
-        rows: int,
-        pointers: dict[str, int],
-        strides: dict[str, Distance],
-        work: int,
-        stream: int,
-        inner: int,
+        self, rows: int, pointers: dict[str, int], strides: dict[str, Distance], work: int, stream: int, inner: int,
         values: dict[str, int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         def at(v: Value, row: int, more: int = 0) -> Array:
             """A row of an [M, D] tensor, or all of another one."""
             outer, near = strides[v.name] if v.type.axes == WIDE else (0, 0)  # type: ignore[misc]

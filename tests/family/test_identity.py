@@ -1,9 +1,8 @@
 """If these fail, two different graphs or specs have one name: of a text, a slug, a lock entry or a kernel."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from lngen.problem import problem as facts_of
 from lngen.runtime.lock_file import Lock, Locked
 from lngen.schedule import ranked
 from lngen.spec import LONGEST_SLUG, Spec, make_spec, parse_spec
+from own_graphs import described
 
 
 def negated(b: GraphBuilder) -> None:
@@ -31,10 +31,7 @@ def negated(b: GraphBuilder) -> None:
     b.output("y", b.add("raised", h, b.eps()) if gamma is None else b.mul("scaled", h, gamma))
 
 
-def doubled(b: GraphBuilder) -> None:
-    """x + x."""
-    x = b.input("x", M, D)
-    b.output("y", b.add("h", x, x))
+doubled = described(lambda b, x: x + x)
 
 
 def of(describe: Callable[[GraphBuilder], None], name: str = "norm", direction: str = "fwd", **keys: object) -> Spec:
@@ -136,108 +133,71 @@ def test_different_kernels_of_one_name_are_an_error(tmp_path: Path, monkeypatch:
 
 # ---- slugs ----
 
-# Like words of slugs, like each other behind a word or an underscore.
+# Like words of slugs, like numbers, and like each other behind a word or an underscore.
 NASTY = [
     "now", "w", "no", "nox", "savenone", "savestats", "wrt_x", "of_y", "a", "a_b", "b", "ab", "q", "qa", "qu", "qua",
     "a_qb", "out_f16", "wf32", "outf32", "eps1em06", "blocks3", "d64", "f32", "nogamma", "gamma", "gamma_beta", "beta",
-    "none", "no_a", "noa", "wbf16", "on", "x_gamma", "stats", "y2", "of2", "wrt2", "blocks_3",
-    "A", "B", "Gamma", "qxa", "aB", "acc", "gradf32", "set", "saved",
+    "none", "no_a", "noa", "wbf16", "on", "x_gamma", "stats", "y2", "of2", "wrt2", "blocks_3", "x1", "m1p0", "savey",
+    "A", "B", "Gamma", "qxa", "aB", "acc", "gradf32", "set", "saved", "X", "gamma2",
 ]  # fmt: skip
-
-
-def taking(names: list[str]) -> Definition:
-    """A graph with optional inputs of these names, every other one there by default."""
-
-    def describe(b: GraphBuilder) -> None:
-        total = b.input("x", M, D)
-        for at, name in enumerate(names):
-            more = b.optional_input(name, D, default=at % 2 == 0)
-            total = total if more is None else b.add("total", total, more)
-        b.output("y", b.add("raised", total, b.eps()))
-        b.output("x_y", b.neg("minus", total))
-
-    return Definition("own", describe)
-
-
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from(NASTY), unique=True, min_size=1, max_size=4), st.data())
-def test_specs_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
-    definition = taking(names)
-    specs = []
-    for flags in product((True, False), repeat=len(names)):
-        keys: dict[str, object] = {"d": 64, **dict(zip(names, flags, strict=True))}
-        keys |= data.draw(st.sampled_from([{}, {"save": "none"}, {"weight": "f16"}, {"out": "f16", "eps": 1e-6}]))
-        specs.append(make_spec(definition, "fwd", keys))
-        given = ["x", *(n for n, on in zip(names, flags, strict=True) if on)]
-        for more in ({}, {"blocks": 3}, {"of": ("y",)}, {"of": ("x_y",), "blocks": 1}):
-            specs += [
-                make_spec(definition, "bwd", {**keys, **more, "wrt": (*given[:n],)}) for n in range(1, len(given) + 1)
-            ]
-    monkeypatch = pytest.MonkeyPatch()
-    with monkeypatch.context() as patched:
-        patched.setattr(Spec, "digest", "12345678")  # which would tell most of them apart
-        check_slugs(specs)
-
-
-def check_slugs(specs: list[Spec]) -> None:
-    """The C identifiers and the names of files of specs that may be equal."""
-    assert len({str(spec) for spec in specs}) == len({*specs})
-    for slugs, allowed in (({s.slug for s in specs}, "[a-z0-9_]*"), ({s.file_slug for s in specs}, "[a-z0-9_-]*")):
-        assert len({s.casefold() for s in slugs}) == len(slugs) == len({*specs})
-        assert all(re.fullmatch(allowed, s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
-        assert all(s[0].isalpha() for s in slugs)
-
-
-# Words and names that are like words of slugs, like numbers and like each other.
 WORDS = ["acc", "gradf32", "f32", "set", "saved", "y", "x", "a", "a_b", "b", "scale", "m1p0", "q", "qx"]
+NUMBERS = (1.0, -1.0, 10.0, 0.1, 1e10, 1e-10, 1.5)
+VALUES = ((True, False), NUMBERS, WORDS, (True, False))
 
 
 def choosing(names: list[str]) -> Definition:
-    """A graph with an option of each name: by turns a number, one of WORDS, and a flag; results y, z and x_y."""
+    """A graph with an option of each name: by turns an input, a number, a word and a flag; results y, z and x_y."""
 
     def describe(b: GraphBuilder) -> None:
+        total = x = b.input("x", M, D)
         for at, name in enumerate(names):
-            (lambda n: b.option(n, 1.0), lambda n: b.option(n, "a", (*WORDS,)), lambda n: b.flag(n, False))[at % 3](
-                name
-            )
-        x = b.input("x", M, D)
-        gamma, delta = b.input("gamma", D), b.input("delta", D)
-        scaled = b.mul("scaled", x, gamma)
+            if at % 4 == 0:
+                more = b.optional_input(name, D, default=at % 8 == 0)
+                total = total if more is None else b.add("total", total, more)
+            else:
+                option = (lambda n: b.option(n, 1.0), lambda n: b.option(n, "a", (*WORDS,)), lambda n: b.flag(n, False))
+                option[at % 4 - 1](name)
+        scaled = b.mul("scaled", b.add("raised", total, b.eps()), b.input("delta", D))
         b.output("y", scaled)
-        b.output("x_y", b.mul("moved", scaled, delta), save=True)
+        b.output("x_y", b.mul("moved", scaled, b.input("last", D)), save=True)
         b.statistic(b.reduce_sum("stat", x, axis=D))
         b.statistic(b.reduce_sum("a_stat", scaled, axis=D))
 
     return Definition("own", describe)
 
 
-def value_of(data: st.DataObject, at: int) -> object:
-    numbers = (1.0, -1.0, 10.0, 0.1, 1e10, 1e-10, 1.5)
-    return data.draw(st.sampled_from((numbers, WORDS, (True, False))[at % 3]))
-
-
-NAMES = ["acc", "gradf32", "set", "saved", "X", "x1", "a", "a_b", "b", "m1p0", "q", "A", "savey", "gamma2"]
-BACKWARD = {
-    "wrt": ("x", "gamma", "gamma+delta", "x+delta"), "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
-    "grad": ("f32", "f64", "bf16"), "accumulate": ("x", "gamma", "x+gamma"), "blocks": (1, 3, 32),
+FORWARD = {
+    "save": ("none", "stats", "y", "x_y", "y+x_y", "stat", "a_stat", "x_y+stat", "y+a_stat"),
+    "weight": ("f16", "f32"), "out": ("f16", "f32"), "eps": (1e-6, 1e-5),
 }  # fmt: skip
-SAVES = ("none", "stats", "y", "x_y", "y+x_y", "stat", "a_stat", "x_y+stat", "y+a_stat")
+BACKWARD = {
+    "wrt": ("x", "delta", "delta+last", "x+last"), "of": ("y", "x_y", "y+stat", "stat", "a_stat"),
+    "grad": ("f32", "f64", "bf16"), "accumulate": ("x", "delta", "x+delta"), "blocks": (1, 3, 32),
+}  # fmt: skip
 
 
 @settings(max_examples=25)
-@given(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=4), st.data())
-def test_options_and_gradients_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
-    definition, specs = choosing(names), []
-    for _ in range(15):
-        keys = {"d": 64, **{n: value_of(data, at) for at, n in enumerate(names) if data.draw(st.booleans())}}
-        keys["save"] = data.draw(st.sampled_from(SAVES))
-        chosen = data.draw(st.sets(st.sampled_from(sorted(BACKWARD)), max_size=3))
-        more = {key: data.draw(st.sampled_from(BACKWARD[key])) for key in sorted(chosen)}
-        with suppress(SpecError):  # a gradient that is not wanted cannot be added; a number that is not saved has none
-            specs += [make_spec(definition, "fwd", keys), make_spec(definition, "bwd", {**keys, **more})]
+@given(st.lists(st.sampled_from(NASTY), unique=True, min_size=1, max_size=6), st.data())
+def test_specs_that_differ_have_slugs_that_differ(names: list[str], data: st.DataObject) -> None:
+    """The C identifiers and the names of files, without the digest, which would tell most of them apart."""
+    definition, specs = choosing(names), list[Spec]()
+
+    def some(table: Mapping[str, Collection[object]]) -> dict[str, object]:
+        chosen = data.draw(st.sets(st.sampled_from(sorted(table)), max_size=3))
+        return {key: data.draw(st.sampled_from([*table[key]])) for key in sorted(chosen)}
+
+    for _ in range(8):
+        keys = {"d": 64, **some({n: VALUES[at % 4] for at, n in enumerate(names)}), **some(FORWARD)}
+        with suppress(SpecError):  # a gradient that is not wanted cannot be added; a number not saved has none
+            specs.append(make_spec(definition, "fwd", keys))
+            specs.append(make_spec(definition, "bwd", {**keys, **some(BACKWARD)}))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Spec, "digest", "12345678")
-        check_slugs(specs)
+        assert len({str(spec) for spec in specs}) == len({*specs})
+        for slugs, allowed in (({s.slug for s in specs}, "[a-z0-9_]*"), ({s.file_slug for s in specs}, "[a-z0-9_-]*")):
+            assert len({s.casefold() for s in slugs}) == len(slugs) == len({*specs})
+            assert all(re.fullmatch(allowed, s) and len(s) <= LONGEST_SLUG and s.count("__") == 1 for s in slugs)
+            assert all(s[0].isalpha() for s in slugs)
         for spec in specs:
             assert parse_spec(str(spec), {"own": definition}) == spec
 
@@ -257,7 +217,9 @@ def test_a_file_s_name_has_the_option_s_own(text: str, identifier: str, file: st
 
 def test_slugs_are_bounded() -> None:
     names = [f"{letter * 40}" for letter in "abcdefgh"]
-    specs = [make_spec(taking(names[: n + 1]), "bwd", {"d": 2**30, "wrt": names[0], names[n]: True}) for n in range(8)]
+    given = [*zip(names, (True, 1.5, "b", True) * 2, strict=True)]
+    keys = {"d": 2**30, "wrt": names[0]}
+    specs = [make_spec(choosing(names), "bwd", {**keys, **dict(given[: n + 1])}) for n in range(8)]
     assert len({s.slug for s in specs}) == 8
     assert all(len(s.slug) <= LONGEST_SLUG for s in specs)
     longest = make_spec(Definition("n" * 48, negated), "bwd", {"d": 64, "gamma": True, "wrt": "x", "eps": 1.1e-300})

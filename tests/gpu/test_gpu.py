@@ -30,9 +30,9 @@ from lngen.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.runtime.numpy_arrays import launch_numpy, raw
 from lngen.schedule import ranked
 from lngen.spec import parse_spec
+from own_graphs import gated
 from schedules import cp_async, multipass, registers, tma, unaligned
 from test_outputs import add_layernorm, apart, arrays_for, vanishing
-from test_passes import gated
 
 pytestmark = pytest.mark.gpu
 

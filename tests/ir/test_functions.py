@@ -1,6 +1,5 @@
 """If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope."""
 
-from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -10,19 +9,18 @@ import pytest
 import sampling
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
-from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs import GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import F32, Builder, D, Graph, M, Value, is_sum, real
+from lngen.ir import F32, Builder, D, Graph, M, Value, real
 from lngen.ir.functions import ULPS, reciprocal
 from lngen.ir.numerics import Array
 from lngen.lower import lower
 from lngen.passes import decompose
-from lngen.problem import depths, problem
+from lngen.problem import problem
 from lngen.ptx import run_plan
 from lngen.schedule import ranked
-from lngen.spec import Spec, make_spec, parse_spec
+from own_graphs import Expression, own, rms
 
-Describe = Callable[[GraphBuilder], None]
 MONOTONE = tuple(op for op in ULPS if op not in ("gelu", "gelu_tanh", "silu"))
 ODD = ("tanh", "erf")
 COUNTS = [2**17, pytest.param(2**20, marks=pytest.mark.full)]  # of random arguments
@@ -110,13 +108,6 @@ def test_no_error_is_larger_than_stated(op: str, count: int) -> None:
     assert error[common].max() > 0.5, "the bound is much too large"
 
 
-def test_what_an_error_is() -> None:
-    x = np.array([0.0, 1.0, -200.0, 200.0, NAN], np.float32)
-    assert ulps("exp", x, np.array([1.0, np.e, 0.0, INF, NAN], np.float32)).max() < 0.5
-    assert ulps("exp", x, np.array([1 + 2.0**-22, np.e, 2.0**-149, 3e38, 1.0], np.float32)).tolist()[0] == 2
-    assert (ulps("exp", x, np.array([1.0, np.e, 2.0**-149, 3e38, 1.0], np.float32))[2:] >= 1).all()
-
-
 SPECIAL = [-INF, -200.0, -0.0, 0.0, 200.0, INF]
 HALF, LN2 = 0.5, float(np.float32(np.log(2)))
 AT_SPECIAL: dict[str, list[float]] = {
@@ -135,8 +126,11 @@ AT_SPECIAL: dict[str, list[float]] = {
 
 
 @pytest.mark.parametrize("op", ULPS)
-def test_infinities_zeros_of_both_signs_and_nan(op: str) -> None:
+def test_infinities_zeros_nan_and_signs(op: str) -> None:
     assert same_bits(of(op, np.array(SPECIAL)), np.array(AT_SPECIAL[op], np.float32)).all()
+    if op in ODD:
+        x = arguments(2**16)
+        assert same_bits(of(op, -x), -of(op, x)).all()
     every = np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     assert np.isnan(of(op, every)).all()
 
@@ -160,8 +154,9 @@ def reciprocal_of(x: Array) -> Array:
     return interpret(b.build(reciprocal(b, b.param("x", F32, M, D))), {"x": x[None]})["reciprocal"][0]
 
 
-def test_a_reciprocal_is_monotone_within_its_range_and_almost_correctly_rounded() -> None:
-    octave = np.arange(2**23 + 1, dtype=np.float32) * np.float32(2**-23) + np.float32(1)
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.full)])
+def test_a_reciprocal_is_monotone_within_its_range_and_almost_correctly_rounded(step: int) -> None:
+    octave = np.arange(0, 2**23 + 1, step, dtype=np.float32) * np.float32(2**-23) + np.float32(1)
     y = reciprocal_of(octave)
     assert (y[1:] <= y[:-1]).all()
     error = np.abs(y[:-1].astype(np.float64) * octave[:-1] - 1) / octave[:-1]  # half a unit of 1 / x below 1 is 2^-25
@@ -171,12 +166,6 @@ def test_a_reciprocal_is_monotone_within_its_range_and_almost_correctly_rounded(
         np.testing.assert_array_equal(reciprocal_of(np.ldexp(some, k)), np.ldexp(reciprocal_of(some), -k))
     last = np.float32(1.89 * 2.0**125)
     assert abs(float(reciprocal_of(np.array([last]))[0]) * float(last) - 1) < 2**-23
-
-
-@pytest.mark.parametrize("op", ODD)
-def test_odd_functions_are_odd_to_the_bit(op: str) -> None:
-    x = arguments(2**16)
-    assert same_bits(of(op, -x), -of(op, x)).all()
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -196,11 +185,8 @@ def test_monotone_around_breaks_and_on_random_neighbours(op: str, count: int) ->
 
 @pytest.mark.parametrize("op", ULPS)
 def test_an_expansion_is_the_function_to_the_bit_after_every_pass(op: str) -> None:
-    def describe(b: GraphBuilder) -> None:
-        b.output("y", b.emit(op, "f", (b.input("x", M, D),)))
-
     x = arguments(2**14)
-    spec = make_spec(Definition("alone", describe), "fwd", {"d": x.size, "dtype": "f32"})
+    spec = own(lambda b, x: b.emit(op, "f", (x,)), d=x.size)
     assert op not in {e.op for e in spec.graph().eqns}
     assert same_bits(of(op, x), of(op, x, spec.graph())).all()
     assert same_bits(of(op, x), of(op, x, decompose(alone(op), x.size))).all()
@@ -227,60 +213,21 @@ def test_the_reference_is_as_exact_as_float64_allows() -> None:
 # ---- gradients ----
 
 
-def normal_of(b: GraphBuilder, norm: str) -> Value:
-    """LayerNorm or RMSNorm of x, weighted."""
-    x = b.input("x", M, D)
-    if norm == "layernorm":
-        x = x - b.statistic(b.mean(x), "mean")
-    rstd = b.statistic((b.mean(x * x) + b.eps()).rsqrt(), "rstd")
-    return x * rstd * b.input("gamma", D)
+def behind_rmsnorm(op: str) -> Expression:
+    """A function of RMSNorm, weighted; of its square, where it has to be positive."""
+
+    def expression(b: GraphBuilder, x: Value, gamma: Any = D) -> Value:
+        h = x * rms(b, x) * gamma
+        return b.emit(op, "f", (h * h + 0.5 if op == "log" else h,))
+
+    return expression
 
 
-def norm_then(norm: str, op: str) -> Describe:
-    def describe(b: GraphBuilder) -> None:
-        normal = normal_of(b, norm)
-        positive = normal * normal + 0.5 if op == "log" else normal
-        b.output("y", b.emit(op, "f", (positive,)) if op else normal)
-
-    return describe
-
-
-def gated(b: GraphBuilder) -> None:
-    """The input, gated by its RMSNorm."""
-    x = b.input("x", M, D)
-    b.output("y", x * (x * b.statistic((b.mean(x * x) + b.eps()).rsqrt(), "rstd")).sigmoid())
-
-
-def spec_of(describe: Describe, way: str = "bwd", d: int = 512, dtype: str = "f32") -> Spec:
-    return make_spec(Definition("own", describe), way, {"d": d, "dtype": dtype})
-
-
-def row_sums(spec: Spec) -> list[int]:
-    """The phase of each row sum."""
-    g = spec.graph()
-    levels = depths(g)
-    return sorted(max(levels[a] for a in e.args) for e in g.eqns if is_sum(e, D))
-
-
-@pytest.mark.parametrize("op", [op for op in ULPS if op != "log"])
-@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
-def test_a_function_behind_a_norm_adds_no_row_sum(norm: str, op: str) -> None:
-    found = [row_sums(spec_of(norm_then(norm, f))) for f in (op, "")]
-    assert found == [[0] * (1 + (norm == "layernorm"))] * 2
-
-
-def test_gates_and_softmax_have_the_sums_one_writes_by_hand() -> None:
-    softmax, log_softmax = (parse_spec(f"{name}.bwd:d=512,save=none") for name in ("softmax", "log_softmax"))
-    assert row_sums(spec_of(gated)) == [0]
-    assert row_sums(softmax) == [1, 2]  # of e behind the maximum, then of dy * y
-    assert row_sums(log_softmax) == [0, 1]  # of dy, and of e behind the maximum
-
-
-@pytest.mark.parametrize("describe", [*(norm_then("rmsnorm", op) for op in ULPS), gated])
-def test_gradients_are_those_of_differences_and_results_within_rounding(describe: Describe) -> None:
-    assert max(gradient_excess(spec_of(describe, d=13)).values()) < 1
+@pytest.mark.parametrize("op", ULPS)
+def test_gradients_are_those_of_differences_and_results_within_rounding(op: str) -> None:
+    assert max(gradient_excess(own(behind_rmsnorm(op), "bwd", d=13)).values()) < 1
     for way in ("fwd", "bwd"):
-        spec = spec_of(describe, way, 40)
+        spec = own(behind_rmsnorm(op), way, d=40)
         inputs = random_inputs(spec, 5)
         assert max(result_excess(spec, inputs, interpret(spec.graph(), inputs)).values()) < 1
 
@@ -288,16 +235,12 @@ def test_gradients_are_those_of_differences_and_results_within_rounding(describe
 # ---- kernels ----
 
 
-def every_function(b: GraphBuilder) -> None:
-    """Every function, and the ops beside them, of one input."""
-    x, z = b.input("x", M, D), b.input("z", M, D)
-    for op in (*ULPS, "abs", "rint"):
-        b.output(f"y{op.replace('_', '')}", b.emit(op, "f", (x,)))
+def every_function(b: GraphBuilder, x: Value, z: Value) -> dict[str, Value]:
+    """Every function, and the ops beside them."""
+    results = {f"y{op.replace('_', '')}": b.emit(op, "f", (x,)) for op in (*ULPS, "abs", "rint")}
     kept = z.detach()
-    b.output("ykept", x + kept - kept)
-    b.output("ymin", x.minimum(z))
-    b.output("yclamp", x.clamp(-0.5, 1.5))
-    b.output("ywhere", b.where_gt("chosen", x, z, z, x))
+    results |= {"ykept": x + kept - kept, "ymin": x.minimum(z), "yclamp": x.clamp(-0.5, 1.5)}
+    return results | {"ywhere": b.where_gt("chosen", x, z, z, x)}
 
 
 def odd(inputs: dict[str, Array]) -> dict[str, Array]:
@@ -309,31 +252,17 @@ def odd(inputs: dict[str, Array]) -> dict[str, Array]:
     return inputs
 
 
-GRID = product(("fwd", "bwd"), (37, 264), ("f32", "bf16", "f16"))
-
-
-@sampling.grid(("way", "d", "dtype"), [*GRID], strength=1)
+@sampling.grid(("way", "d", "dtype"), product(("fwd", "bwd"), (37, 264), ("f32", "bf16", "f16")), strength=1)
 def test_kernels_have_the_interpreter_s_bits(way: str, d: int, dtype: str) -> None:
     """The best schedule of each form."""
     pytest.importorskip("cupy")
-    spec = spec_of(every_function, way, d, dtype)
+    spec = own(every_function, way, d=d, dtype=dtype)
     best = {s.form: s for s in reversed(ranked(problem(spec.graph(), d)))}
     assert len(best) >= (3 if dtype == "f32" else 1)
-    inputs = random_inputs(spec, 3)
+    inputs = random_inputs(spec, 2)
     inputs = odd(inputs) if way == "fwd" else inputs
     expected = interpret(spec.graph(), inputs)
     for schedule in best.values():
-        outcome = run_plan(lower(spec, schedule), inputs, rows=3)
+        outcome = run_plan(lower(spec, schedule), inputs, rows=2)
         assert not outcome.findings, outcome.findings[0]
         assert not mismatches(outcome.results, expected)
-
-
-@pytest.mark.parametrize("arch", ["sm_75", "sm_120"])
-def test_other_archs_have_the_same_bits(arch: str) -> None:
-    pytest.importorskip("cupy")
-    spec = spec_of(every_function, "fwd", 37)
-    schedule = next(s for s in ranked(problem(spec.graph(), 37)) if s.form == "registers")
-    inputs = odd(random_inputs(spec, 2))
-    outcome = run_plan(lower(spec, schedule), inputs, rows=2, arch=arch)
-    assert not outcome.findings
-    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))

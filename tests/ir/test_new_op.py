@@ -5,18 +5,15 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lngen.check.inputs import mismatches, random_inputs
+from lngen.check.inputs import random_inputs
 from lngen.emit import emit
-from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
-from lngen.ir import OPS, D, M, Value, real
+from lngen.ir import OPS, Value, real
 from lngen.ir.ops import Ops, each, op
 from lngen.ir.type_rules import arithmetic
-from lngen.lower import lower
-from lngen.problem import problem
-from lngen.ptx import run_plan
-from lngen.schedule import ranked
-from lngen.spec import make_spec
+from lngen.spec import Spec
+from own_graphs import own
+from plans import best, run_checked
 
 
 @pytest.fixture(autouse=True)
@@ -42,29 +39,23 @@ def added() -> Iterator[None]:
     del OPS["softsign"]
 
 
-def described(b: GraphBuilder) -> None:
+def described(direction: str, **keys: object) -> Spec:
     """y = softsign(x) / rms(softsign(x))."""
-    s = b.record("softsign", b.input("x", M, D))
-    b.output("y", s * (b.mean(s * s) + b.eps()).rsqrt())
+    return own(lambda b, x: (s := b.record("softsign", x)) * (b.mean(s * s) + b.eps()).rsqrt(), direction, **keys)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_it_goes_from_its_row_to_kernels(direction: str) -> None:
     """Forward, derived backward, emitted CUDA and executed PTX have it, with the interpreter's bits."""
     pytest.importorskip("cupy")
-    spec = make_spec(Definition("own", described), direction, {"d": 96})
-    plan = lower(spec, ranked(problem(spec.graph(), spec.d))[0])
+    spec = described(direction, d=96)
+    plan = best(spec)
     assert "/ (1.0f + fabsf(" in emit(plan)
-    inputs = random_inputs(spec, 5)
-    outcome = run_plan(plan, inputs, rows=5)
-    assert not outcome.findings
-    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
+    run_checked(plan, 5)
 
 
 def test_its_gradient_is_that_of_its_differences() -> None:
-    forward, backward = (
-        make_spec(Definition("own", described), way, {"d": 16, "dtype": "f64"}) for way in ("fwd", "bwd")
-    )
+    forward, backward = (described(way, d=16, dtype="f64") for way in ("fwd", "bwd"))
     inputs, step = random_inputs(backward, 2), 1e-6
     moved = np.zeros((2, 16))
     moved[:, 3] = step

@@ -13,7 +13,7 @@ import lngen.runtime as runtime
 from fuzz import fuzzed
 from lngen.errors import LngenError
 from lngen.graphs import GRAPHS, Definition
-from test_passes import gated
+from own_graphs import gated
 
 WIDTH = 4
 NORM = runtime.compile("layernorm", d=WIDTH)

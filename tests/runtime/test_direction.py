@@ -22,8 +22,7 @@ from lngen.launch.arrays import CuPy
 from lngen.lower import Plan
 from lngen.runtime import direction as calls
 from lngen.runtime import launcher
-from own_graphs import only_statistics
-from test_passes import gated
+from own_graphs import gated, only_statistics
 
 # ---- array libraries ----
 

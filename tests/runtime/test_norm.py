@@ -15,7 +15,7 @@ from lngen.errors import DerivativeError, LowerError, ScheduleError, VerifyError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.interpret import interpret
 from lngen.ir import F16, D, M
-from test_passes import gated
+from own_graphs import gated
 
 
 @pytest.fixture

@@ -52,9 +52,6 @@ def scaled(h: Tensor, keys: Keys) -> tuple[Tensor, Results]:
     return F.rms_norm(h, h.shape[-1:], eps=keys.eps), {"rstd": (h.pow(2).mean(-1) + keys.eps).rsqrt()}
 
 
-Norm = Callable[[Tensor, Keys], tuple[Tensor, Results]]
-
-
 def weighted(xhat: Tensor, t: Tensors, keys: Keys, suffix: str = "") -> Tensor:
     """Rows times gamma, or 1 + gamma, plus beta, as far as they are there."""
     gamma, beta = t.get(f"gamma{suffix}"), t.get(f"beta{suffix}")
@@ -79,56 +76,23 @@ def summed(t: Tensors) -> Tensor:
 # ---- members ----
 
 
-def plain(norm: Norm) -> Formula:
+def member(name: str) -> Formula:
+    """A norm of x or of a sum, with what its name says before it and behind it."""
+    norm = standardised if "layernorm" in name else scaled
+
     def formula(t: Tensors, keys: Keys) -> Results:
-        xhat, statistics = norm(t["x"], keys)
-        return {"y": weighted(xhat, t, keys), **statistics}
-
-    return formula
-
-
-def added(norm: Norm) -> Formula:
-    def formula(t: Tensors, keys: Keys) -> Results:
-        h = summed(t)
-        xhat, statistics = norm(h, keys)
-        return {"y": weighted(xhat, t, keys), "h": h, **statistics}
-
-    return formula
-
-
-def parallel(norm: Norm) -> Formula:
-    def formula(t: Tensors, keys: Keys) -> Results:
-        h = summed(t)
-        xhat, statistics = norm(h, keys)
-        return {"y": weighted(xhat, t, keys), "y1": weighted(xhat, t, keys, "1"), "h": h, **statistics}
-
-    return formula
-
-
-def gated(norm: Norm) -> Formula:
-    def formula(t: Tensors, keys: Keys) -> Results:
-        gate = ACTIVATIONS[keys.act](t["z"])
-        if keys.gate_first:
-            xhat, statistics = norm(t["x"] * gate, keys)
-            return {"y": weighted(xhat, t, keys), **statistics}
-        xhat, statistics = norm(t["x"], keys)
-        return {"y": weighted(xhat, t, keys) * gate, **statistics}
-
-    return formula
-
-
-def sigmoid_mul(norm: Norm) -> Formula:
-    def formula(t: Tensors, keys: Keys) -> Results:
-        xhat, statistics = norm(t["x"], keys)
-        return {"y": t["x"] * torch.sigmoid(weighted(xhat, t, keys)), **statistics}
-
-    return formula
-
-
-def activated(norm: Norm) -> Formula:
-    def formula(t: Tensors, keys: Keys) -> Results:
-        xhat, statistics = norm(t["x"], keys)
-        return {"y": ACTIVATIONS[keys.act](weighted(xhat, t, keys)), **statistics}
+        h = summed(t) if name.startswith(("add_", "parallel_")) else t["x"]
+        gate = ACTIVATIONS[keys.act](t["z"]) if name.startswith("gated_") else None
+        xhat, found = norm(h * gate if gate is not None and keys.gate_first else h, keys)
+        y = weighted(xhat, t, keys)
+        if gate is not None and not keys.gate_first:
+            y = y * gate
+        if name.endswith("_act"):
+            y = ACTIVATIONS[keys.act](y)
+        if name.endswith("_sigmoid_mul"):
+            y = t["x"] * torch.sigmoid(y)
+        found |= {"y": y, "h": h}
+        return found | {"y1": weighted(xhat, t, keys, "1")} if name.startswith("parallel_") else found
 
     return formula
 
@@ -166,14 +130,13 @@ def cross_entropy(t: Tensors, keys: Keys) -> Results:
     return {"loss": F.cross_entropy(x, t["target"], reduction="none"), **row_statistics(x)}
 
 
+PREFIXES, ENDS = ("", "add_", "parallel_", "gated_"), ("", "_sigmoid_mul", "_act")
+NORMS = ("layernorm", "rmsnorm")
 FORMULAS: dict[str, Formula] = {
-    "layernorm": plain(standardised), "rmsnorm": plain(scaled), "l2norm": l2norm, "add_layernorm": added(standardised),
-    "add_rmsnorm": added(scaled), "parallel_layernorm": parallel(standardised), "parallel_rmsnorm": parallel(scaled),
-    "gated_layernorm": gated(standardised), "gated_rmsnorm": gated(scaled),
-    "layernorm_sigmoid_mul": sigmoid_mul(standardised), "rmsnorm_sigmoid_mul": sigmoid_mul(scaled),
-    "layernorm_act": activated(standardised), "rmsnorm_act": activated(scaled), "dyt": dyt, "softmax": softmax,
-    "log_softmax": log_softmax, "cross_entropy": cross_entropy,
-}  # fmt: skip
+    **{f"{prefix}{norm}": member(f"{prefix}{norm}") for prefix in PREFIXES for norm in NORMS},
+    **{f"{norm}{end}": member(f"{norm}{end}") for end in ENDS for norm in NORMS},
+    **{f.__name__: f for f in (l2norm, dyt, softmax, log_softmax, cross_entropy)},
+}
 
 # Inputs that have no gradient.
 CONSTANTS = {"cross_entropy": ("target",)}

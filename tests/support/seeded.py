@@ -9,9 +9,9 @@ from lngen.lower import lower
 from lngen.problem import problem
 from lngen.schedule import ranked
 from lngen.spec import parse_spec
-from plans import PLANS, own_spec, plan_of
+from own_graphs import own
+from plans import PLANS, plan_of
 from test_identity import negated, of
-from test_simplify import colscale, norm_of_norm, quadratic
 
 # Beside the golden set: one spec per option that adds to a name or a graph.
 OTHERS = (
@@ -20,7 +20,7 @@ OTHERS = (
     "rmsnorm.bwd:d=2048,dtype=f16,beta=yes,wrt=x+gamma",
     "layernorm.fwd:d=3,dtype=f32,gamma=no,eps=1e-06",
 )
-OWN = (colscale, quadratic, norm_of_norm)
+OWN = ("colscale", "quadratic", "norm_of_norm")
 SCHEDULED = len(PLANS) + len(OTHERS)
 
 
@@ -33,7 +33,7 @@ def texts() -> Iterator[str]:
         listed = ranked(problem(spec.graph(), spec.d))
         plan = lower(spec, listed[0])
         yield "\n".join(map(str, (plan.name, emit(plan), plan, *spec.trace().values(), *listed)))
-    yield from (str(own_spec(describe, "bwd", d=64, dtype="f32").graph()) for describe in OWN)
+    yield from (str(own(name, "bwd", d=64, dtype="f32").graph()) for name in OWN)
     yield str(of(negated, gamma=True))
 
 

@@ -4,6 +4,7 @@ Each step takes what was made before, so that factors, means and statistics meet
 """
 
 import random
+from collections.abc import Callable
 
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M, Value
@@ -43,57 +44,48 @@ def _recent(rng: random.Random, pool: list[Value]) -> Value:
     return pool[max(rng.randrange(len(pool)), rng.randrange(len(pool)))]
 
 
+def _most(b: GraphBuilder, x: Value) -> Value:
+    return b.reduce_max("most", x, axis=D)
+
+
+def _scaled(b: GraphBuilder, x: Value) -> Value:
+    return x * (b.mean(x * x) + b.eps()).rsqrt()
+
+
+# Each of x and another value; those of FOLDS need an axis of x, else it is its square, and those of WIDE need D.
+STEPS: dict[str, Callable[[GraphBuilder, Value, Value], Value]] = {
+    "add": lambda b, x, other: x + other,
+    "sub": lambda b, x, other: x - other,
+    "mul": lambda b, x, other: x * other,
+    "square": lambda b, x, other: x * x,
+    "affine": lambda b, x, other: x * 0.5 + 1.5,
+    "half": lambda b, x, other: x * 0.5,
+    "ratio": lambda b, x, other: x / (other * other + 1.0),
+    "mean": lambda b, x, other: b.mean(x),
+    "column": lambda b, x, other: b.mean(x, M),
+    "sum": lambda b, x, other: b.sum(x) * 0.1,
+    "dot": lambda b, x, other: b.mean(x * other) if D in other.type.axes else b.mean(x) * other,
+    "norm": lambda b, x, other: _scaled(b, x),
+    "gated": lambda b, x, other: _scaled(b, x) * (x + other),
+    "centred": lambda b, x, other: x - b.mean(x),
+    "above": lambda b, x, other: x - _most(b, x),
+    "relu": lambda b, x, other: x.relu(),
+    "abs": lambda b, x, other: abs(x),
+    "larger": lambda b, x, other: x.maximum(other * 0.5),
+    "softmax": lambda b, x, other: (e := (x - _most(b, x)).exp()) / b.sum(e),
+    "less_max": lambda b, x, other: x * _most(b, other * x),
+    "over_max": lambda b, x, other: x / (_most(b, abs(x)) + 0.5),
+    "power": lambda b, x, other: (x * 0.25).tanh().exp(),
+    "tanh": lambda b, x, other: x.tanh(),
+    "sigmoid": lambda b, x, other: x.sigmoid(),
+    "silu": lambda b, x, other: x.silu(),
+    "both": lambda b, x, other: x * other + x,
+}
+WIDE = ("softmax", "less_max", "over_max")
+
+
 def _step(b: GraphBuilder, word: str, x: Value, other: Value) -> Value:
-    """A value that is computed from ``x``, or from both; a fold of x needs its axis, else it is the square of x."""
-    axis = M if word == "column" else D
-    if word in FOLDS and axis not in x.type.axes:
+    """A value that is computed from ``x``, or from both."""
+    if word in FOLDS and (M if word == "column" else D) not in x.type.axes:
         word = "square"
-    match word:
-        case "add":
-            return x + other
-        case "sub":
-            return x - other
-        case "mul":
-            return x * other
-        case "square":
-            return x * x
-        case "affine":
-            return x * 0.5 + 1.5
-        case "half":
-            return x * 0.5
-        case "ratio":
-            return x / (other * other + 1.0)
-        case "mean" | "column":
-            return b.mean(x, axis)
-        case "sum":
-            return b.sum(x) * 0.1
-        case "dot":
-            return b.mean(x * other) if D in other.type.axes else b.mean(x) * other
-        case "norm":
-            return x * (b.mean(x * x) + b.eps()).rsqrt()
-        case "gated":
-            return x * (b.mean(x * x) + b.eps()).rsqrt() * (x + other)
-        case "centred":
-            return x - b.mean(x)
-        case "above":
-            return x - b.reduce_max("most", x, axis=D)
-        case "relu":
-            return x.relu()
-        case "abs":
-            return abs(x)
-        case "larger":
-            return x.maximum(other * 0.5)
-        case "softmax" if D in x.type.axes:
-            e = (x - b.reduce_max("most", x, axis=D)).exp()
-            return e / b.sum(e)
-        case "less_max" if D in x.type.axes:
-            return x * b.reduce_max("most", other * x, axis=D)
-        case "over_max" if D in x.type.axes:
-            return x / (b.reduce_max("most", abs(x), axis=D) + 0.5)
-        case "power":
-            return (x * 0.25).tanh().exp()
-        case "tanh":
-            return x.tanh()
-        case "sigmoid":
-            return x.sigmoid()
-    return x.silu() if word == "silu" else x * other + x
+    return STEPS["both" if word in WIDE and D not in x.type.axes else word](b, x, other)

@@ -1,15 +1,21 @@
-"""If these fail, the formulas in torch do not see a plausible mistake in a graph of the family, or see one in none."""
+"""If these fail, formulas in torch or the bounds of a closed form do not see a plausible mistake in a graph."""
 
 from dataclasses import replace
+from itertools import product
+
+import numpy as np
 
 import sampling
 from family import results
 from graph_mutants import survivors
 from lngen.graphs import GRAPHS
+from lngen.interpret import interpret
 from lngen.ir import Graph
 from lngen.ir.evaluate import evaluate
 from lngen.ir.numerics import Array
-from lngen.spec import Spec, parse_spec
+from lngen.passes import finish
+from lngen.spec import parse_spec
+from test_closed_form import draw, truth
 from test_family import RELATIVE, Exact, distance, own_keys, text
 
 CAUGHT = 1e-3  # an error this large is caught under any rounding
@@ -33,24 +39,39 @@ KEYS: dict[str, tuple[str, ...]] = {
 CASES = [(name, way, f"{keys},dtype=bf16") for name in GRAPHS for keys in KEYS[name] for way in ("fwd", "bwd")]
 
 
-def prepared(name: str, way: str, keys: str) -> tuple[Spec, Graph, Exact]:
+@sampling.rotating(("name", "way", "keys"), CASES)
+def test_formulas_see_every_mutant(name: str, way: str, keys: str) -> None:
     spec = parse_spec(text(name, way, keys))
     exact = Exact.of(spec)
     if name == "l2norm":
-        inputs = {"x": exact.inputs["x"] * SIZES}
-        exact = replace(exact, inputs=inputs, results=results("l2norm", own_keys(spec), inputs))
-    return spec, spec.forward() if way == "fwd" else spec.trace()["cse"], exact
-
-
-@sampling.rotating(("name", "way", "keys"), CASES)
-def test_every_mutant_is_caught(name: str, way: str, keys: str) -> None:
-    spec, graph, exact = prepared(name, way, keys)
+        rows = {"x": exact.inputs["x"] * SIZES}
+        exact = replace(exact, inputs=rows, results=results("l2norm", own_keys(spec), rows))
+    graph = spec.forward() if way == "fwd" else spec.trace()["cse"]
     known = {**exact.inputs, **exact.results, **{f"d{n}": exact.cotangents[n] for n in spec.differentiated}}
     wanted = exact.results if way == "fwd" else exact.gradients(spec.differentiated)
-    inputs = {p.name: known[p.name] for p in graph.params}
 
     def found(graph: Graph) -> dict[str, Array]:
-        return {n: r.value for n, r in evaluate(graph, inputs).items()}
+        return {n: r.value for n, r in evaluate(graph, {p.name: known[p.name] for p in graph.params}).items()}
 
     assert distance(found(graph), wanted) < RELATIVE
     assert survivors(graph, found, lambda results: distance(results, wanted) > CAUGHT) == []
+
+
+@sampling.grid(("norm", "way", "dtype"), product(("layernorm", "rmsnorm"), ("fwd", "bwd"), ("f32", "bf16")))
+def test_bounds_see_every_mutant(norm: str, way: str, dtype: str) -> None:
+    """As many rows as features, so that a row sum could pass for a column sum."""
+    spec = parse_spec(f"{norm}.{way}:d=13,dtype={dtype},eps=0.1" + ",beta=yes" * (norm == "rmsnorm"))
+    graph, inputs = spec.trace()["build" if way == "fwd" else "save"], draw(spec, 13)
+    if way == "bwd":
+        inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
+    expected = truth(spec, inputs)
+
+    def excess(results: dict[str, Array]) -> float:
+        with np.errstate(all="ignore"):
+            return max(expected[name].excess(value) for name, value in results.items())
+
+    def found(graph: Graph) -> dict[str, Array]:
+        return interpret(finish(graph, spec.d), inputs)
+
+    assert excess(found(graph)) <= 1
+    assert survivors(graph, found, lambda results: excess(results) > 1.5) == []
