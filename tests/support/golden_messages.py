@@ -99,4 +99,4 @@ def settle(file: Path, now: str, config: pytest.Config) -> None:
         file.write_text(now, encoding="utf-8")
     else:
         assert now == text
-    assert max(map(len, now.splitlines())) <= 120
+    assert [line for line in now.splitlines() if len(line) > 120] == []

@@ -33,7 +33,7 @@ def rewritten(text: str, folder: Path) -> str:
     """The transcript with what its steps give now; ``folder`` is empty and the current one."""
     found, lines = list[str](), re.sub(rf"(\n+{INDENT}.*)+", "", text).splitlines()
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        steps = Steps(folder, patch, {"folder": folder, "patch": patch, "stack": stack})
+        steps = Steps(folder, patch, {"folder": folder, "patch": patch, "stack": stack, "needs": needs})
         while lines:
             found.append(line := lines.pop(0))
             if start := next((first for first in MORE if line.startswith(first)), ""):
@@ -50,7 +50,8 @@ class Steps:
 
     folder: Path
     patch: pytest.MonkeyPatch
-    names: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, Any]
+    said: list[str] = field(default_factory=list)
 
     def shown(self, first: str, more: Sequence[str]) -> list[str]:
         """A step is done; the lines to put below it."""
@@ -63,8 +64,10 @@ class Steps:
                 found = self.cat(words[1:], [line[2:] for line in more])
             else:
                 assert not more, f"only 'cat > FILE' has lines, not {first!r}"
-                found = self.command(words, filters)
-                found += changes(before, self.files())
+                found = self.command(words)
+            for one in filters if found else ():
+                found = filtered(found, *one)
+            found += [*self.said, *changes(before, self.files())] if words[0] != "cat" else []
         while found and not found[-1].strip():
             found.pop()
         return [line for text in found for line in wrapped(normalised(text, self.folder))]
@@ -92,8 +95,8 @@ class Steps:
             return []
         return Path(words[0]).read_text(encoding="utf-8").splitlines()
 
-    def command(self, words: Sequence[str], filters: Sequence[Sequence[str]]) -> list[str]:
-        """What ``lngen`` prints, its messages, and an exit code that is not 0."""
+    def command(self, words: Sequence[str]) -> list[str]:
+        """What ``lngen`` prints; ``said`` are its messages, and an exit code that is not 0."""
         variables = [*itertools.takewhile(lambda word: re.match("[A-Z_]+=", word), words)]
         name, *args = words[len(variables) :]
         assert name == "lngen", f"expected lngen or cat, got {name!r}"
@@ -103,16 +106,20 @@ class Steps:
             done = commands.call(*args)
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
-        printed = done.stdout.splitlines()
-        for one in filters if printed else ():
-            printed = filtered(printed, *one)
         code = [f"exit {done.exit_code}"] * (done.exit_code != 0)
-        return [*printed, *(f"! {line}".rstrip() for line in done.stderr.splitlines()), *code]
+        self.said = [*(f"! {line}".rstrip() for line in done.stderr.splitlines()), *code]
+        return done.stdout.splitlines()
 
     def files(self) -> dict[str, bytes]:
         """The contents of all files, by their names."""
         found = (path for path in self.folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in found}
+
+
+def needs(*modules: str) -> None:
+    """Skips the transcript where one of these cannot be imported."""
+    for name in modules:
+        pytest.importorskip(name)
 
 
 def split(words: Sequence[str]) -> Iterator[list[str]]:
