@@ -1,19 +1,18 @@
-"""If these fail, a picture cannot be drawn, differs between runs, or shows other records than it should."""
+"""If these fail, a verdict is wrong, or a picture differs between runs or shows other records than it should."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
 from bench_fakes import RECORDS, bench_record
-from commands import call
-from lngen.bench import figures
+from lngen.bench import figures, summary
 from lngen.bench.figures import overviews
-from lngen.bench.records import Record, judge
-from lngen.bench.store import Saved, write_json
+from lngen.bench.records import Record, judge, summarise, unlike
+from lngen.bench.store import Saved
 from lngen.bench.tasks import DESIGN, GRIDS
 from lngen.errors import LngenError, MissingError
 from lngen.ir import DType
@@ -29,24 +28,6 @@ def test_figures_are_classes_of_rows_or_of_sizes() -> None:
     assert targets == [(f"{size} MB per tensor", 21, True) for size in (8, 16, 32, 64, 256)]
     assert named(GRIDS["classic"].shapes(DType.F16)) == [("4096 rows", 30, True)]
     assert named([(1, 8), (2, 8)]) == [("all shapes", 2, False)]
-
-
-def test_a_plot_without_matplotlib_says_what_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(figures.importlib, "import_module", missing)
-    with pytest.raises(MissingError, match=r'pip install "\.\[plot\]"'):
-        figures.plot(RECORDS, tmp_path / "x.svg")
-
-
-def test_plots_are_the_same_twice(tmp_path: Path) -> None:
-    for name in ("x.svg", "x.png"):
-        assert figures.plot(RECORDS, tmp_path / name) == [tmp_path / name]
-        first = (tmp_path / name).read_bytes()
-        figures.plot(RECORDS, tmp_path / name)
-        assert (tmp_path / name).read_bytes() == first
-    assert figures.plot([], tmp_path / "empty.svg") == []
 
 
 def test_a_figure_per_direction_shows_peers_ceiling_and_target(tmp_path: Path) -> None:
@@ -119,10 +100,19 @@ def test_fractions_have_one_linear_scale(tmp_path: Path) -> None:
         assert axes.get_ylim() == pytest.approx((0.5, top))
 
 
-def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes twice."""
+    for name in ("x.svg", "x.png"):
+        assert figures.plot(RECORDS, tmp_path / name) == [tmp_path / name]
+    first = (tmp_path / "x.svg").read_bytes()
+    figures.plot(RECORDS, tmp_path / "x.svg")
+    assert (tmp_path / "x.svg").read_bytes() == first
     with pytest.raises(LngenError, match="cannot write"):
         figures.plot(RECORDS, tmp_path / "x.png" / "y" / ("z" * 300 + ".png"))
-    assert [*tmp_path.rglob("*.png")] in ([], [tmp_path / "x.png"])
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["x.png", "x.svg"]
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingError, match=r'pip install "\.\[plot\]"'):
+        figures.plot(RECORDS, tmp_path / "x.svg")
 
 
 def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
@@ -137,8 +127,62 @@ def test_each_way_to_run_lngen_has_a_colour_of_its_own() -> None:
     assert len({colours[figures.NAMES.get(n, n)] for n in names}) == len(names)
 
 
-def test_records_without_a_fraction_are_drawn(tmp_path: Path) -> None:
-    file = tmp_path / "b.json"
-    write_json(file, Saved([replace(r, fraction=None, met=None) for r in RECORDS]))
-    done = call("bench", "--from", str(file), "--plot", str(tmp_path / "x.svg"))
-    assert (done.exit_code, [p.name for p in tmp_path.glob("*.svg")]) == (0, ["x.svg"]), done.stderr
+# ---- verdicts and sentences ----
+
+
+def test_the_verdict_on_a_point() -> None:
+    times = {"copy": 5.0, "lngen": 5.2, "torch": 10.0, "liger": 7.8, "quack": 1.0, "compile": None}
+    notes = {"quack": "implausible: faster than the ceiling", "compile": "wrong: y is off"}
+    point = [bench_record(n, us_median=us, fraction=us and 5.0 / us, note=notes.get(n, "")) for n, us in times.items()]
+    judged = {r.provider: r for r in judge(point)}
+    lngen = judged["lngen"]
+    assert (lngen.tensor_bytes, lngen.target, lngen.met) == (8 << 20, 0.94, True)
+    assert (lngen.best_peer, lngen.ratio) == ("liger", 1.5)
+    others = [r for r in judged.values() if r is not lngen]
+    assert {(r.target, r.met, r.best_peer, r.ratio) for r in others} == {(0.94, None, "", None)}
+    slow = judge([replace(point[1], fraction=0.9399)])[0]
+    assert (slow.met, slow.best_peer, slow.ratio) == (False, "", None)  # alone: no peer
+
+
+def test_targets_are_of_the_two_norms() -> None:
+    times = {"gb_s": 1.0, "us_median": 1.0, "fraction": 0.5}
+    for graph, target in (("rmsnorm", 0.94), ("rmsnorm:weight=f32", None), ("gated@12345678", None)):
+        record = judge([bench_record("lngen", graph=graph, **times)])[0]
+        assert (record.target, record.met) == (target, None if target is None else False)
+        assert (summarise([record])[0].ratio_target is None) == (target is None)
+        assert summary.table_groups([record]) == [[record]]
+        assert figures.pictures([record])[0].slug.startswith(graph.split("@")[0].replace(":", "-").replace("=", "-"))
+
+
+def test_the_summary_counts_and_names_the_worst() -> None:
+    points = [(4096, 20480, 0.99, 2.0), (4096, 4096, 0.90, 0.5), (32768, 1024, 0.90, 0.8), (4096, 2048, None, None)]
+    records = []
+    for rows, d, fraction, ratio in points:
+        us = None if ratio is None else 10.0
+        records.append(bench_record("lngen", rows, d, us_median=us, fraction=fraction, note="" if us else "failed: x"))
+        records.append(bench_record("torch", rows, d, us_median=ratio and 10.0 * ratio))
+    (found,) = summarise(judge(records))
+    assert (found.points, found.met, found.missed, found.failed) == (4, 1, 2, 1)
+    assert found.ratio_common == round(0.4**0.5, 4)
+    assert (found.ratio, found.compared, found.ahead) == (round(0.8 ** (1 / 3), 4), 3, 1)
+    assert found.worst == ("32768 x 1024 bf16 0.900 < 0.970", "4096 x 4096 bf16 0.900 < 0.950")
+    assert found.slower == ("4096 x 4096 bf16 0.50 x torch", "32768 x 1024 bf16 0.80 x torch")
+    assert summary.summary_lines([found]) == [
+        "lngen, layernorm fwd, 4 points: 1 of 3 targets met; 0.93 times the best peer's speed (geometric mean, target "
+        "1.15), 0.63 over D = 768 to 16384; at least as fast at 1 of 3; 1 without a time.",
+        "  below target, as a fraction of the ceiling: 32768 x 1024 bf16 0.900 < 0.970, 4096 x 4096 bf16 0.900 < 0.950",
+        "  slower than the best peer, as a fraction of its speed: 4096 x 4096 bf16 0.50 x torch, "
+        "32768 x 1024 bf16 0.80 x torch",
+    ]
+
+
+@pytest.mark.parametrize(("less", "more", "digits", "shown"), [
+    (0.9, 0.95, 3, ("0.900", "0.950")),
+    (0.94984, 0.95, 3, ("0.9498", "0.9500")),
+    (0.99612, 1.0, 2, ("0.996", "1.000")),
+    (0.95, 0.95 + 1e-12, 3, ("0.950000000", "0.950000000")),
+])  # fmt: skip
+def test_two_numbers_that_differ_are_shown_to_differ(
+    less: float, more: float, digits: int, shown: tuple[str, str]
+) -> None:
+    assert unlike(less, more, digits) == shown

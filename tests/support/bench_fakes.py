@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lngen.bench import store, timing, torch_gpu
 from lngen.bench.argument_sets import Case, make_cases
 from lngen.bench.records import Record, judge
 from lngen.bench.tasks import FEW_ROWS, Task, make_task
@@ -81,6 +82,14 @@ class CpuGpu(Gpu):
 
     def elapsed(self, graphs: Sequence[Any]) -> list[float]:
         return [count * self.us / 1e3 for count in graphs]
+
+
+def use(patch: Any, gpu: Gpu | None = None) -> None:
+    """Let the command measure on the CPU, with few sets of arguments."""
+    found = gpu or CpuGpu()
+    patch.setattr(timing, "COLD_BYTES", 10_000)
+    patch.setattr(torch_gpu, "find_gpu", lambda: found)
+    patch.setattr(store, "conditions", lambda device, method, settings: {"rounds": method.split()[0]})
 
 
 def one_case(text: str, rows: int, count: int = 1) -> Case:
