@@ -140,6 +140,8 @@ def filtered(lines: list[str], name: str, arg: str = "", other: str = "") -> lis
             return [line for line in lines if re.search(arg, line)]
         case "mask":
             return [re.sub(arg, other or "...", line) for line in lines]
+        case "squeeze":
+            return [re.sub("-{4,}", "---", re.sub(" {2,}", " ", line)) for line in lines]
         case "count":
             return [f"{len(lines)} lines"]
         case "json":
@@ -147,7 +149,7 @@ def filtered(lines: list[str], name: str, arg: str = "", other: str = "") -> lis
             for key in filter(None, arg.split(".")):
                 value = value[int(key) if isinstance(value, list) else key]
             return json.dumps(value, indent=2 if other else None).splitlines()
-    raise ValueError(f"expected a filter (head tail grep mask count json), got {name!r}")
+    raise ValueError(f"expected a filter (head tail grep mask squeeze count json), got {name!r}")
 
 
 def changes(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> list[str]:
