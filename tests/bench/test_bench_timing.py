@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from matplotlib.figure import Figure
 
-from bench_fakes import CpuGpu, FakeTimer, few_rows_records
+from bench_fakes import CpuGpu, FakeTimer, drawn, few_rows_records
 from lngen.bench import few_rows, figures, providers, store, summary, timing, torch_gpu
 from lngen.bench.argument_sets import Prepared, make_cases
 from lngen.bench.benchmark import benchmark
@@ -279,8 +278,7 @@ def test_every_point_has_its_ratio_and_the_table_the_least_and_the_mean() -> Non
 def test_one_figure_has_the_ratio_of_every_point(tmp_path: Path) -> None:
     records = few_rows_records()
     (picture,) = figures.few_rows_figures(records)
-    figure = Figure()
-    picture.draw(figure)
+    figure = drawn(picture)
     assert [[t.get_text() for t in axes.texts] for axes in figure.axes] == [["1.10", "1.10"]] * 2
     assert figure.axes[1].get_title(loc="left") == "lngen layernorm, between GEMMs: mean 1.10, least 1.10"
     assert figure.get_supxlabel() == "the fastest peer: Liger (4 cells)"

@@ -147,3 +147,12 @@ def few_rows_records() -> list[Record]:
             for name, us in times.items()
         ]
     )
+
+
+def drawn(picture: Any) -> Any:
+    """The picture, drawn in a figure of matplotlib's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    picture.draw(figure)
+    return figure
