@@ -248,19 +248,6 @@ def test_what_few_rows_are() -> None:
     assert (o["direction"], o["rows"][:8], o["d"][-12:]) == ("fwd", "1, 4, 16", "10240, 16384")
 
 
-def test_a_peer_that_raises_is_named_and_the_others_go_on(few_sets: None) -> None:
-    raising = Torch("slow")
-
-    def prepare(case: Any) -> Prepared:
-        raise RuntimeError("no kernel for D = 32")
-
-    raising.prepare = prepare  # type: ignore[method-assign]
-    found = benchmark([task(IN_TURN)], [*map(adding, [Ceiling("copy"), Torch()]), raising], Adding()).records
-    assert [r.us_median is None for r in found] == [False, False, True]
-    told = summary.text(found)
-    assert "slow is left out, since it has no time here: failed: RuntimeError: no kernel for D = 32" in told
-
-
 def test_every_point_has_its_ratio_and_the_table_the_least_and_the_mean() -> None:
     """Also for calls that overlap, which others than lngen's default have no column for."""
     records = [replace(r, d=r.d + 1) for r in few_rows_records()]

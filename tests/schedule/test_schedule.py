@@ -258,17 +258,6 @@ def test_the_space_has_every_form() -> None:
     assert {(s.cached_weights, s.tma_store, s.single_launch) for s in wide if s.form == "tma"} >= {(False, True, True)}
 
 
-def test_the_meaning_is_the_same_on_every_gpu() -> None:
-    for d in (1, 768, 8192, 70000):
-        p = facts(f"layernorm.bwd:d={d},dtype=bf16")
-        for here in CAPABILITIES:
-            held = [s for s in ranked(p, gpu(here)) if s.form != "multipass"]
-            # A row group has its place in a block, or where rows are long enough for clusters a block of its own.
-            assert {s.rows_per_block for s in held} <= {p.groups, *[1] * (p.cluster > 1)}
-            assert all(s.rows_per_block == p.groups for s in held if s.cluster > 1)
-            assert all(partial_rows(s, p) * s.rows_per_block == p.blocks * p.groups for s in held)
-
-
 @pytest.mark.parametrize("here", [75, 90])
 @pytest.mark.parametrize("d", [768, 4096, 20000])
 def test_a_grid_barrier_serves_blocks_that_run_at_the_same_time(d: int, here: int) -> None:

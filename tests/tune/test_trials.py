@@ -47,18 +47,6 @@ def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
     assert b"us_median" not in trials.line(TRIALS[1])
 
 
-def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    wrong = [b'{"spec": "half a li\n', b"[1]\n", b'{"spec": "a"}\n', b"\xff\xfe\n"]
-    path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
-    found = trials.read(path)
-    assert found.trials == tuple(TRIALS[:2])
-    assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 6)]
-    assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
-    assert "an object, got list" in found.complaints[1]
-    assert "missing" in found.complaints[2]
-
-
 def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
     a, b, c = (tmp_path / name for name in "abc")
     trials.append(a, TRIALS[:5])
