@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,9 +85,16 @@ class CpuGpu(Gpu):
         return [count * self.us / 1e3 for count in graphs]
 
 
+def quick(patch: Any) -> None:
+    """Collect no garbage for a case, which here takes longer than the case; the tests froze what there is."""
+    nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+    patch.setattr("lngen.bench.benchmark.gc", nothing)
+
+
 def use(patch: Any, gpu: Gpu | None = None) -> None:
     """Let the command measure on the CPU, with few sets of arguments."""
     found = gpu or CpuGpu()
+    quick(patch)
     patch.setattr(timing, "COLD_BYTES", 10_000)
     patch.setattr(torch_gpu, "find_gpu", lambda: found)
     patch.setattr(store, "conditions", lambda device, method, settings: {"rounds": method.split()[0]})
