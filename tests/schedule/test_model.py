@@ -7,6 +7,7 @@ import re
 import tomllib
 from dataclasses import fields, replace
 from importlib.resources import files
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -153,8 +154,7 @@ def test_a_formula_is_computed_once_for_what_is_alike() -> None:
     assert len(seen) == len({(s.threads, s.cluster) for s in listed}) < len(listed) / 100
 
 
-@pytest.mark.parametrize("spec", SPREAD)
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize(("spec", "arch"), [*zip(SPREAD, cycle(("sm_75", "sm_80", "sm_90", "sm_120")), strict=False)])
 def test_the_roomy_space_is_what_has_room(spec: str, arch: str) -> None:
     p, device = problem_of(spec), device_for(arch)
     assert [*roomy_space(p, device)] == [s for s in space(p, device) if has_room(s, p, device)]
@@ -233,12 +233,15 @@ def test_without_a_compiler_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- sane on every GPU ----
 
 WIDTHS = (64, 1000, 1024, 4093, 4096, 12288, 65536)
-KINDS = [(f"layernorm.{way}", d, t) for way in ("fwd", "bwd") for d in WIDTHS for t in ("bf16", "f32")]
+KINDS = product(
+    ("layernorm.fwd", "layernorm.bwd"),
+    WIDTHS,
+    ("bf16", "f32"),
+    ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"),
+)
 
 
-@sampling.rotating(("what", "d", "dtype", "arch"), [
-    (*kind, arch) for n, kind in enumerate(KINDS) for arch in ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-])  # fmt: skip
+@sampling.grid(("what", "d", "dtype", "arch"), KINDS, strength=1)
 def test_the_default_is_clean_on_every_arch(what: str, d: int, dtype: str, arch: str) -> None:
     pytest.importorskip("cupy")
     if arch not in supported_arches():
