@@ -390,7 +390,7 @@ def test_pytest_benchmark_beside_the_tests_changes_nothing(tmp_path: Path) -> No
     (tmp_path / "benchmark-1.dist-info").mkdir()
     (tmp_path / "benchmark-1.dist-info" / "entry_points.txt").write_text("[pytest11]\nbenchmark = benchmark_plugin\n")
     (tmp_path / "benchmark-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark\nVersion: 1\n")
-    test = ("-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/cli/test_numbers.py")
+    test = ("-m", "pytest", "--collect-only", "-p", "no:cacheprovider", "tests/cli/test_run_files.py")
     assert " collected" in python(*test, cwd=ROOT, PYTHONPATH=f"{ROOT}{os.pathsep}{tmp_path}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import bench_fakes
 from lngen.bench import timing
 from own_graphs import own
 
@@ -22,6 +23,11 @@ def add_rmsnorm(b):
     b.output("h", h, dtype="f32")
     b.statistic(rstd, "rstd")
 """
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench_fakes.quick(monkeypatch)
 
 
 @pytest.fixture

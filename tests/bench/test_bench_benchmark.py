@@ -136,19 +136,6 @@ def test_cached_memory_is_given_back_only_when_much_is_held(held: float, release
     assert gpu.released == releases
 
 
-def test_both_is_a_unit_of_forward_and_backward(few_sets: None) -> None:
-    (task,) = todo("both", (64, 32))
-    assert (task.spec, task.direction) == ("layernorm.both:d=32,dtype=f32", "both")
-    chosen = [*(Ceiling(d) for d in CEILINGS), Torch(), Wrong("wrong", "values")]
-    ceiling, torch, wrong = benchmark([task], chosen, CpuGpu()).records
-    assert (ceiling.provider, ceiling.fraction) == ("copy+add", 1.0)
-    assert ceiling.gb_s == round(5 * 64 * 32 * 4 / 10.0 / 1e3, 1)
-    floors = sum(floor_bytes(spec, 64) for spec in task.specs)
-    assert torch.gb_s == round(floors / 10.0 / 1e3, 1)
-    assert torch.target is None
-    assert wrong.note.startswith("wrong: y")
-
-
 def test_the_backward_of_both_takes_the_set_of_half_a_turn_ago(few_sets: None) -> None:
     order: list[tuple[str, int]] = []
 

@@ -94,34 +94,20 @@ def test_compiled_peers_compile_the_expression(monkeypatch: pytest.MonkeyPatch) 
     assert compiled == [{"dynamic": False}] * 2
 
 
-def test_results_are_kept_until_their_set_comes_round() -> None:
-    made: list[list[int]] = []
-
-    def call(t: dict[str, Any]) -> Sequence[Any]:
-        made.append([len(made)])
-        return (made[-1], None)
-
-    prepared = keeping(call, ("y", "mean"), [{}, {}])
-    for index in (0, 1, 0):
-        prepared.launch(0, index)
-    assert (prepared.results(0), prepared.results(1)) == ({"y": [2]}, {"y": [1]})
-
-
-def test_calls_that_allocate_are_chained_by_their_results() -> None:
+@pytest.mark.parametrize(("chain", "read"), [("x", ["own", "y1", "y2", "own"]), ("", ["own", "other", "third", "own"])])
+def test_calls_that_allocate_are_chained_by_their_results(chain: str, read: list[str]) -> None:
+    """If they are to be; results are kept until their set comes round."""
     took: list[Any] = []
 
     def call(t: dict[str, Any]) -> Sequence[Any]:
         took.append(t["x"])
-        return (f"y{len(took)}",)
+        return (f"y{len(took)}", None)
 
-    prepared = keeping(call, ("y",), [{"x": "own"}, {"x": "other"}, {"x": "other"}], "x")
+    prepared = keeping(call, ("y", "mean"), [{"x": "own"}, {"x": "other"}, {"x": "third"}], *[chain] * bool(chain))
     for index in (0, 1, 2, 0):
         prepared.launch(0, index)
-    assert took == ["own", "y1", "y2", "own"]
-    unchained = keeping(call, ("y",), [{"x": "own"}, {"x": "other"}])
-    unchained.launch(0, 0)
-    unchained.launch(0, 1)
-    assert took[-2:] == ["own", "other"]
+    assert took == read
+    assert [prepared.results(n) for n in range(3)] == [{"y": "y4"}, {"y": "y2"}, {"y": "y3"}]
 
 
 def test_autograd_records_a_chain_once_per_link() -> None:

@@ -1,17 +1,27 @@
-"""If these fail, a file of records cannot be read back, mixes conditions, or does not say where it is from."""
+"""If these fail, a file of records cannot be read back, mixes conditions, or the command writes it too late."""
 
 import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from bench_fakes import RECORDS, few_rows_records
-from lngen.bench import store
+from bench_fakes import RECORDS, CpuGpu, few_rows_records
+from commands import fails
+from lngen.bench import host_time, store, summary, torch_gpu
+from lngen.bench.argument_sets import Prepared
+from lngen.bench.host_time import host_benchmark, host_times
+from lngen.bench.peers import Torch
 from lngen.bench.records import HostRecord
 from lngen.bench.store import Saved, merged, read_json, resumed, write_json
-from lngen.errors import LngenError
+from lngen.bench.tasks import make_task
+from lngen.cli.bench import bench
+from lngen.errors import LngenError, MissingError
+from lngen.spec import Spec, parse_spec
+from own_graphs import own
 
 
 def test_json_comes_back_and_is_the_same_twice(tmp_path: Path) -> None:
@@ -117,3 +127,96 @@ def test_git_tells_the_commit_and_whether_files_differ(tmp_path: Path) -> None:
     assert re.fullmatch("[0-9a-f]{40}", head)
     (tmp_path / "f").write_text("2")
     assert store._commit(tmp_path) == f"{head} with changes"
+
+
+# ---- the command, and host times ----
+
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch, few_sets: None) -> None:
+    gpu = CpuGpu()
+    monkeypatch.setattr(torch_gpu, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(store, "conditions", lambda device, method, settings: {"rounds": method.split()[0]})
+
+
+def run_bench(*options: str) -> str:
+    text = "--providers torch --direction fwd --dtype f32 --rounds 10"
+    result = CliRunner().invoke(bench, [*text.split(), *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_each_point_is_in_the_file_at_once(on_the_cpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, sizes = tmp_path / "b.json", []
+    prepare = Torch.prepare
+
+    def looking(self: Torch, case: Any) -> Prepared:
+        sizes.append(len(read_json(file).records) if file.exists() else 0)
+        return prepare(self, case)
+
+    monkeypatch.setattr(Torch, "prepare", looking)
+    run_bench("--shapes", "8x32,9x32,10x32", "--out", str(file))
+    assert sizes == [0, 2, 4]
+
+
+def test_host_times_leave_the_waiting_out() -> None:
+    now, order = [0.0], []
+
+    def spend(name: str, us: float) -> None:
+        now[0] += us * 1e-6
+        order.append(name)
+
+    def fail() -> None:
+        raise MissingError("no GPU")
+
+    calls = {"a": lambda: spend("a", 3.0), "bad": fail, "b": lambda: spend("b", 8.0)}
+    found = host_times(calls, lambda: spend("wait", 1e4), count=4, batches=3, clock=lambda: now[0])
+    assert [*found] == ["a", "bad", "b"]
+    assert found["bad"] == "MissingError: no GPU"
+    a, b = found["a"], found["b"]
+    assert (a.median, b.median) == pytest.approx((3.0, 8.0))
+    assert order == ["a", "wait", "b", "wait", *(["a"] * 4 + ["wait"] + ["b"] * 4 + ["wait"]) * 4]
+    table = summary.host_table([HostRecord("s", 16, "lngen", "cupy", 3.0, 2.9, 3.1), HostRecord("s", 16, "-", "torch")])
+    assert [list(c.cells) for c in table.columns][2] == ["3.00", "-"]
+
+
+def test_host_times_are_of_both_kinds_of_arrays_and_a_broken_one_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def calls(spec: Spec, rows: int, library: str) -> dict[str, Any]:
+        if library == "broken":
+            raise RuntimeError("no GPU part")
+        return {library: lambda: None}
+
+    libraries = {"cupy": lambda: "broken", "torch": lambda: "torch"}
+    monkeypatch.setattr(host_time, "LIBRARIES", libraries)
+    monkeypatch.setattr(host_time, "host_calls", calls)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    broken, found = host_benchmark(parse_spec("layernorm.bwd:d=8"), 16)
+    assert (found.call, found.arrays, found.rows, found.note) == ("torch", "torch", 16, "")
+    assert found.spec == "layernorm.fwd:d=8,dtype=f32"
+    assert (broken.call, broken.arrays, broken.us_median) == ("-", "cupy", None)
+    assert "no GPU part" in broken.note
+
+
+def test_host_times_of_a_graph() -> None:
+    x, gamma = torch.zeros(2, 24), torch.zeros(24)
+    calls = host_time.torch_calls(own("gated"), {"x": x, "z": x, "gamma": gamma}, x)
+    assert [*calls] == ["torch, the expression", "torch.empty_like"]
+    (y, _) = calls["torch, the expression"]()  # type: ignore[misc]
+    assert y.shape == (2, 24)
+    spec = make_task("layernorm", "fwd", "f32", 2, 24).specs[0]
+    named = {"x": x, "gamma": gamma, "beta": gamma}
+    assert [*host_time.torch_calls(spec, named)] == ["torch", "torch.native_layer_norm"]
+
+
+@pytest.mark.parametrize(("there", "message"), [(False, r'PyTorch.*pip install "\.\[bench\]"'), (True, "NVIDIA GPU")])
+def test_without_pytorch_or_a_gpu_there_is_one_sentence(
+    there: bool, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wrong graph is told."""
+    monkeypatch.setattr(torch_gpu.importlib.util, "find_spec", lambda name: there or None)
+    monkeypatch.setattr(torch_gpu, "device_count", lambda: 0)
+    assert re.search(message, fails(3, "bench", "--few-rows"))
+    assert "none.graph" in fails(2, "bench", "--graph", "none.graph")

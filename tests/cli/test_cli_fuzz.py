@@ -1,9 +1,11 @@
 """If these fail, some request, graph text or .npy file ends in a traceback and not in a sentence."""
 
 import io
+import math
 import os
 import warnings
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lngen
 from commands import call
 from fuzz import fuzzed
 from lngen import ir
 from lngen.cli import COMMANDS, cli
 from lngen.cli.run_files import read_npy
-from lngen.errors import LngenError, MissingError
+from lngen.devices import capability
+from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
+from lngen.problem import ANY, parse_schedule
 from lngen.spec import parse_spec
+from lngen.user_input import LARGEST, decimal, whole
 
 # ---- requests ----
 
@@ -288,11 +294,48 @@ def test_a_npy_file_is_an_array_or_a_sentence(folder: Path, data: bytes) -> None
     assert done.exception is None or isinstance(done.exception, SystemExit)
 
 
-@pytest.mark.parametrize("text", HEADERS)
-def test_headers_that_are_none(folder: Path, text: str) -> None:
+def test_headers_that_are_none(tmp_path: Path) -> None:
     """TokenError, MemoryError, TypeError, IndentationError, RecursionError: each is one sentence."""
-    path = folder / "bad.npy"
-    for version in (1, 2, 3):
+    path = tmp_path / "bad.npy"
+    for text, version in product(HEADERS, (1, 2, 3)):
         path.write_bytes(with_header(text, version, b"\0" * 100))
         with pytest.raises(ValueError, match=r"header|elements|shape|fortran_order"):
             read_npy(path)
+
+
+# ---- numbers ----
+
+# What int() or float() would take, or stumble over.
+WRONG = ("", "²", "\uff14", "٣", "1_0", " 1", "1 ", "+1", "-1", "0x1", "9" * 400, "9" * 5000, "1" + "0" * 32, "\udc80")
+
+
+def test_what_is_a_number_and_what_is_none() -> None:
+    for text in (*WRONG, "1.0", "1e3"):
+        assert whole(text) is None
+        with pytest.raises(SpecError, match="'d' is expected to be a whole number from 1 to 1073741824, got"):
+            parse_spec(f"layernorm.fwd:d={text}")
+        with pytest.raises(ScheduleError, match="'threads' is expected to be a whole number, got"):
+            parse_schedule(f"threads={text}", ANY)
+    for text in (*WRONG, "nan", "inf", "1e-5²", "1,0", ".", "1e", "1e400", "2"):
+        assert decimal(text, 0, 1) is None
+        with pytest.raises(SpecError):
+            parse_spec(f"layernorm.fwd:d=8,eps={text}")
+    for value in (math.inf, math.nan, 8.0, True, None, "8.0", 2**31):
+        assert whole(value) is None
+        with pytest.raises(SpecError, match="'d' is expected to be a whole number"):
+            lngen.compile("layernorm", d=value)  # type: ignore[arg-type]
+    for arch in ("", "sm_", "sm_²", "sm_\uff190", "90", "hopper", "sm_" + "9" * 400):
+        assert capability(arch) == 0
+    assert whole("007") == whole(7) == whole(np.int64(7)) == 7
+    assert whole(str(LARGEST)) == LARGEST
+    assert (whole("3", 4), whole("5", 4, 4), whole("4", 4, 4)) == (None, None, 4)
+    assert decimal("1e-5") == decimal("0.00001") == decimal(".1E-4") == decimal(np.float64(1e-5)) == 1e-5
+    assert str(decimal(-0.0)) == "0.0"
+
+
+@fuzzed
+@given(st.text() | st.from_regex(r"[-+]?[0-9]{0,40}[._e]?[0-9]*", fullmatch=True))
+def test_what_is_read_is_what_was_written(text: str) -> None:
+    number, other = whole(text), decimal(text)
+    assert number is None or (text.isascii() and text.lstrip("0") == str(number or ""))
+    assert other is None or other == float(text)

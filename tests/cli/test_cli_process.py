@@ -14,7 +14,6 @@ import pytest
 from commands import call
 from lngen.cli.failures import INTERRUPTED, UNHANDLED, UNREAD
 from lngen.errors import ArrayError, LngenError
-from lngen.spec import parse_spec
 from paths import ROOT
 
 FWD = "layernorm.fwd:d=64,dtype=f32"
@@ -48,8 +47,7 @@ def run(
 
 
 @pytest.mark.parametrize(("args", "where"), [
-    (("list",), ">/dev/full"), (("list", "--json"), ">&- <&-"), (("show", FWD, "--stage", "graph"), ">/dev/full"),
-    (("--help",), ">&-"),
+    (("list",), ">/dev/full"), (("list", "--json"), ">&- <&-"), (("--help",), ">&-"),
 ])  # fmt: skip
 def test_output_that_cannot_be_written_is_a_sentence(args: tuple[str, ...], where: str) -> None:
     done = run(*args, shell=where)
@@ -73,10 +71,9 @@ def test_no_file_takes_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     assert done.returncode == 3  # the first number that no stream has
 
 
-@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
-def test_messages_that_cannot_be_written_change_no_exit_code(where: str) -> None:
-    assert run("shwo", shell=where).returncode == 2
-    assert run("show", "layernrom.fwd:d=8", shell=where).returncode == 2
+@pytest.mark.parametrize(("line", "where"), [("shwo", "2>/dev/full"), ("show layernrom.fwd:d=8", "2>&-")])
+def test_messages_that_cannot_be_written_change_no_exit_code(line: str, where: str) -> None:
+    assert run(*line.split(), shell=where).returncode == 2
 
 
 @pytest.mark.parametrize("args", [("show", "layernorm.bwd:d=4096", "--stage", "graph", "--after", "all"), ("--help",)])
@@ -112,7 +109,6 @@ def test_names_that_are_not_utf8_are_printed(tmp_path: Path) -> None:
     done = run("build", FWD, "--emit", "cu", "--out", folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert "/\\udcff/manifest.json" in done.stdout
-    assert "'\\udcff'" in run("show", os.fsdecode(b"\xff")).stderr
 
 
 # ---- what is echoed ----
@@ -156,13 +152,10 @@ def test_a_name_with_a_nul_is_a_usage_error(line: str, name: str) -> None:
 # ---- exit codes ----
 
 
-@pytest.mark.parametrize(("spec", "code"), [("layernorm.fwd:d=64", 0), ("layernrm.fwd:d=64", 2)])
-def test_the_process_ends_with_the_exit_code(spec: str, code: int) -> None:
-    done = run("show", spec, "--stage", "graph")
-    assert done.returncode == code
-    assert done.stdout == ("" if code else str(parse_spec(spec).graph()))
-    assert ("error: spec 'layernrm.fwd:d=64': there is no graph" in done.stderr) == (code == 2)
-    assert "Traceback" not in done.stderr
+def test_the_process_ends_with_the_exit_code() -> None:
+    done = run("show", "layernrm.fwd:d=64", "--stage", "graph")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: spec 'layernrm.fwd:d=64': there is no graph")
 
 
 @pytest.mark.parametrize(("error", "code", "message"), [
@@ -274,12 +267,7 @@ def trapped(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("imported-*"))
 
 
-@pytest.mark.parametrize("line", [
-    "doctor",
-    "conform rmsnorm.fwd:d=8 --device cpu --cases ordinary",
-    "conform --callable torch-layernorm --device cpu --cases ordinary",
-    "show layernorm.fwd:d=64 --stage resources",
-])  # fmt: skip
+@pytest.mark.parametrize("line", ["doctor", "conform --callable torch-layernorm --device cpu --cases ordinary"])
 def test_nothing_is_imported_from_the_current_folder(traps: Path, line: str) -> None:
     if "torch" in line:
         pytest.importorskip("torch")

@@ -1,10 +1,13 @@
-"""The schedule model: physics, what is sane on every GPU, and what a default costs."""
+"""The schedule model and the GPUs it knows: physics, what is sane on every GPU, and what a default costs."""
 
 from __future__ import annotations
 
 import math
 import re
+import tomllib
 from dataclasses import fields, replace
+from importlib.resources import files
+from itertools import cycle, product
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ import pytest
 import sampling
 from lngen.cli.inspection import spilled_bytes
 from lngen.compile import Compilation, KernelSet
-from lngen.devices import Device, described, device_for, named
+from lngen.devices import Device, capability, default_device, described, device_for, device_names, live_device, named
 from lngen.errors import MissingError
 from lngen.lower import lower
 from lngen.problem import ANY, Schedule, fits, footprint, is_legal, legal, parse_schedule
@@ -132,15 +135,6 @@ SPREAD = [
 
 
 @pytest.mark.parametrize("spec", SPREAD)
-def test_columns_hold_the_schedules(spec: str) -> None:
-    listed = space(problem_of(spec))
-    assert [*Schedules.of(listed)] == listed == sorted(listed)
-    assert [*Schedules.of(reversed(listed)).sorted()] == listed
-    assert [*Schedules.of(listed).narrowed(1)] == [replace(s, vec=1) for s in listed]
-    assert all(isinstance(s.grid, int) and isinstance(s.dynamic, bool) for s in Schedules.of(listed[::50]))
-
-
-@pytest.mark.parametrize("spec", SPREAD)
 def test_features_of_many_are_those_of_each(spec: str) -> None:
     """A formula that depended on a field it does not name would get the value of another schedule."""
     p = problem_of(spec)
@@ -160,8 +154,7 @@ def test_a_formula_is_computed_once_for_what_is_alike() -> None:
     assert len(seen) == len({(s.threads, s.cluster) for s in listed}) < len(listed) / 100
 
 
-@pytest.mark.parametrize("spec", SPREAD)
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_120"])
+@pytest.mark.parametrize(("spec", "arch"), [*zip(SPREAD, cycle(("sm_75", "sm_80", "sm_90", "sm_120")), strict=False)])
 def test_the_roomy_space_is_what_has_room(spec: str, arch: str) -> None:
     p, device = problem_of(spec), device_for(arch)
     assert [*roomy_space(p, device)] == [s for s in space(p, device) if has_room(s, p, device)]
@@ -240,27 +233,15 @@ def test_without_a_compiler_nothing_spills(monkeypatch: pytest.MonkeyPatch) -> N
 # ---- sane on every GPU ----
 
 WIDTHS = (64, 1000, 1024, 4093, 4096, 12288, 65536)
-KINDS = [(f"layernorm.{way}", d, t) for way in ("fwd", "bwd") for d in WIDTHS for t in ("bf16", "f32")]
+KINDS = product(
+    ("layernorm.fwd", "layernorm.bwd"),
+    WIDTHS,
+    ("bf16", "f32"),
+    ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120"),
+)
 
 
-@sampling.rotating("name", [*described()])
-def test_what_is_tried_first_fits_the_gpu(name: str) -> None:
-    device = named(name)
-    for what, d, dtype in KINDS[:: 1 + len(name) % 3]:
-        p = problem_of(f"{what}:d={d},dtype={dtype}")
-        for rows in (7, 100_000, None):
-            for s in estimated(p, device, rows=rows)[:5]:
-                assert is_legal(s, p)
-                assert has_room(s, p, device)
-                assert s.blocks_per_sm * s.block <= device.threads
-                assert s.cluster <= device.largest_cluster
-                assert s.grid == (device.resident_clusters(s.cluster) * s.blocks_per_sm if s.grid else 0)
-        assert fits(estimated(p, device)[0], p, device) or not any(fits(s, p, device) for s in space(p, device))
-
-
-@sampling.rotating(("what", "d", "dtype", "arch"), [
-    (*kind, arch) for n, kind in enumerate(KINDS) for arch in ("sm_75", "sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-])  # fmt: skip
+@sampling.grid(("what", "d", "dtype", "arch"), KINDS, strength=1)
 def test_the_default_is_clean_on_every_arch(what: str, d: int, dtype: str, arch: str) -> None:
     pytest.importorskip("cupy")
     if arch not in supported_arches():
@@ -270,10 +251,6 @@ def test_the_default_is_clean_on_every_arch(what: str, d: int, dtype: str, arch:
     used = KernelSet(lower(spec, schedule)).cubin(arch).resources
     spilled = [(n.split("__")[-1], r) for n, r in used.items() if r.spills]
     assert not spilled, schedule
-
-
-def test_a_schedule_of_any_text_reads() -> None:
-    assert parse_schedule("form=multipass,threads=512", ANY).blocks_per_sm == 1
 
 
 def test_the_table_serves_what_is_like_the_norms_that_were_measured() -> None:
@@ -327,3 +304,77 @@ def test_what_was_not_measured_asks_the_compiler(spec: str) -> None:
     compilation = Compilation(parse_spec(spec))
     schedule = next(measured(compilation.problem, 1024, H200), None)
     assert schedule is None or not compilation.kernels(schedule).known_clean("sm_90")
+
+
+# ---- described GPUs ----
+
+
+WANTED = {"h200", "h100", "a100", "l40s", "rtx4090", "b200", "t4"}
+
+
+def test_every_device_is_described() -> None:
+    assert {*device_names()} >= WANTED
+    for name in device_names():
+        device = named(name)
+        assert device.clusters[0] == device.multiprocessors, name
+        assert device.shared_block_kib + device.shared_reserved_kib <= device.shared_kib, name
+        assert 100 < device.bandwidth_gb_s < 20_000, name
+        assert 300 < device.latency_ns < 3000, name
+        # What Little's law asks of a multiprocessor fits its shared memory.
+        assert device.bandwidth_gb_s * device.latency_ns / device.multiprocessors < device.shared_kib * 1024, name
+
+
+def test_clusters_of_more_blocks_are_fewer_and_fit_the_multiprocessors() -> None:
+    for name, device in described().items():
+        assert len(device.clusters) == device.largest_cluster.bit_length(), name
+        assert all(n << k <= device.multiprocessors for k, n in enumerate(device.clusters)), name
+        assert [*device.clusters] == sorted(device.clusters, reverse=True), name
+        assert device.resident_clusters(1) == device.multiprocessors
+        assert device.resident_clusters(2 * device.largest_cluster) == 0, name
+
+
+def test_every_figure_of_a_device_has_a_source() -> None:
+    for name in device_names():
+        text = files("lngen.devices").joinpath(f"{name}.toml").read_text(encoding="utf-8")
+        figures = text[text.index("multiprocessors") :].splitlines()
+        for number, line in enumerate(figures):
+            if "=" in line and not line.startswith("#"):
+                assert "#" in line or figures[number - 1].startswith("#"), f"{name}: {line}"
+        assert set(tomllib.loads(text)) <= {f.name for f in fields(Device)} | {"stands_for"}, name
+
+
+def test_an_arch_has_one_device_that_stands_for_it_and_the_limits_of_its_own() -> None:
+    assert default_device() == named("h200") == device_for("sm_90")
+    assert device_for("sm_90a").multiprocessors == 132
+    assert device_for("sm_86").shared_kib == 100
+    assert device_for("sm_86").blocks == 16
+    assert device_for("sm_87").shared_kib == 164
+    assert device_for("sm_87").name == named("a100").name
+    assert device_for("sm_120").barriers == 24
+    assert device_for("sm_120").clusters == (170, 85, 40, 20)
+    assert device_for("sm_103").barriers == 32
+    assert device_for("sm_75").tma is False
+    assert device_for("sm_75").clusters == (40,)
+    for arch in ("sm_50", "compute_90", ""):
+        assert device_for(arch) == device_for("sm_75"), "whatever the compiler will say to it"
+    assert device_for("sm_999").arch == "sm_999"
+    assert capability("sm_100a") == 100
+    assert capability("sm_9") == 0
+
+
+def test_a_name_is_found_in_any_case() -> None:
+    assert named("H200") == named("h200")
+
+
+def test_a_live_device_completes_its_description() -> None:
+    reported = {
+        "name": b"NVIDIA H200", "multiProcessorCount": 66, "l2CacheSize": 30 * 2**20, "sharedMemPerBlockOptin": 0,
+        "regsPerMultiprocessor": 65536, "unknown": 3,
+    }  # fmt: skip
+    half = live_device("sm_90", reported)
+    assert (half.multiprocessors, half.l2_mib, half.shared_block_kib) == (66, 30, 227)
+    assert half.clusters == (66, 33, 15, 7, 3), "of half the multiprocessors"
+    assert half.bandwidth_gb_s == 4800
+    other = live_device("sm_90", {"name": "Some GPU", "multiProcessorCount": 114})
+    assert (other.name, other.multiprocessors, other.arch) == ("Some GPU", 114, "sm_90")
+    assert live_device("sm_89", {"name": b"NVIDIA GeForce RTX 4090"}) == named("rtx4090")

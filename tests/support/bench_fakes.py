@@ -3,11 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from lngen.bench import store, timing, torch_gpu
 from lngen.bench.argument_sets import Case, make_cases
 from lngen.bench.records import Record, judge
 from lngen.bench.tasks import FEW_ROWS, Task, make_task
@@ -83,6 +85,21 @@ class CpuGpu(Gpu):
         return [count * self.us / 1e3 for count in graphs]
 
 
+def quick(patch: Any) -> None:
+    """Collect no garbage for a case, which here takes longer than the case; the tests froze what there is."""
+    nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+    patch.setattr("lngen.bench.benchmark.gc", nothing)
+
+
+def use(patch: Any, gpu: Gpu | None = None) -> None:
+    """Let the command measure on the CPU, with few sets of arguments."""
+    found = gpu or CpuGpu()
+    quick(patch)
+    patch.setattr(timing, "COLD_BYTES", 10_000)
+    patch.setattr(torch_gpu, "find_gpu", lambda: found)
+    patch.setattr(store, "conditions", lambda device, method, settings: {"rounds": method.split()[0]})
+
+
 def one_case(text: str, rows: int, count: int = 1) -> Case:
     """The case of one spec."""
     head, _, keys = text.partition(":")
@@ -138,3 +155,12 @@ def few_rows_records() -> list[Record]:
             for name, us in times.items()
         ]
     )
+
+
+def drawn(picture: Any) -> Any:
+    """The picture, drawn in a figure of matplotlib's."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    picture.draw(figure)
+    return figure

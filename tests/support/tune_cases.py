@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import tune_fakes
 from lngen.compile import Compilation
+from lngen.problem import Schedule
 from lngen.runtime.lock_file import Locked
 from lngen.spec import parse_spec
+from lngen.tune import job, workers
 from lngen.tune.candidates import candidates
 from lngen.tune.job import Job, Listener, Outcome, choose
 from lngen.tune.trials import Device, Trial
+from tune_nursery import Nursery
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"
 DEVICE = Device("NVIDIA H200", "sm_90", "NVRTC 13.4")
@@ -91,6 +96,27 @@ class Fake:
     def asked(self, what: str = "") -> list[str]:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         return [line.partition(" gpu=")[0] for line in lines if line.startswith(what)]
+
+
+_LISTS: dict[tuple[object, ...], Sequence[Schedule]] = {}
+
+
+def _listed(compilation: Compilation, *where: Any) -> Sequence[Schedule]:
+    """The candidates, listed once: jobs of most tests have the same."""
+    key = str(compilation.spec), *where
+    if key not in _LISTS:
+        _LISTS[key] = candidates(compilation, *where)
+    return _LISTS[key]
+
+
+def on_fake_gpu(patch: pytest.MonkeyPatch, folder: Path, nursery: Nursery) -> Fake:
+    """One fake GPU, whose workers are forked; leases of its own, so that tests side by side do not wait."""
+    patch.setattr("tempfile.tempdir", str(folder))
+    patch.setenv("TMPDIR", str(folder))
+    used = SimpleNamespace(Popen=nursery.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    patch.setattr(workers, "subprocess", used)
+    patch.setattr(job, "candidates", _listed)
+    return Fake(patch, folder / "asked.log")()
 
 
 def make_job(**values: Any) -> Job:

@@ -1,15 +1,12 @@
 """GPUs of a test's own, and the fake measurer."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import tune_fakes
-from lngen.tune import workers
-from tune_cases import Fake
+from tune_cases import Fake, on_fake_gpu
 from tune_nursery import Nursery
 
 
@@ -30,9 +27,7 @@ def nursery() -> Iterator[Nursery]:
 @pytest.fixture
 def fake(private_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery) -> Fake:
     """Its workers are forked; see ``tune_nursery``."""
-    used = SimpleNamespace(Popen=nursery.popen, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr(workers, "subprocess", used)
-    return Fake(monkeypatch, tmp_path / "asked.log")()
+    return on_fake_gpu(monkeypatch, tmp_path, nursery)
 
 
 @pytest.fixture

@@ -101,11 +101,10 @@ def test_specs_are_tuned_on_a_cluster_one_per_gpu(
 
 def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("lngen.cli.shared_options.DASK_TIMEOUT", "1s")
-    for address in ("tcp://127.0.0.1:9", "nonsense://"):
-        done = call("build", FWD, "--out", str(tmp_path / "x"), "--dask", address)
-        assert done.exit_code == 2, done.output
-        assert f"there is none at '{address}'" in done.stderr
+    monkeypatch.setattr("lngen.cli.shared_options.DASK_TIMEOUT", "0.2s")
+    done = call("build", FWD, "--out", str(tmp_path / "x"), "--dask", "tcp://127.0.0.1:9")
+    assert done.exit_code == 2, done.output
+    assert "there is none at 'tcp://127.0.0.1:9'" in done.stderr
     monkeypatch.setitem(sys.modules, "distributed", None)
     done = call("build", FWD, "--out", str(tmp_path / "x"), "--dask", "a")
     assert done.exit_code == 3

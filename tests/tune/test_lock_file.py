@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import assume, given
@@ -13,13 +12,11 @@ import lngen
 from fuzz import fuzzed
 from killing import Killed, killed_at, points
 from lngen import devices, files
-from lngen.compile import Compilation, KernelSet
+from lngen.compile import Compilation
 from lngen.errors import LngenError
 from lngen.graphs import GraphBuilder
 from lngen.ir import D, M
 from lngen.problem import Schedule, problem
-from lngen.runtime import direction as calls
-from lngen.runtime import lock_file
 from lngen.runtime.lock_file import Lock, Locked, parse_lock, read_lock
 from lngen.schedule import row_counts
 from lngen.spec import parse_spec
@@ -27,20 +24,6 @@ from lngen.tune import trials, tuner
 from lngen.tune.job import Outcome, choose
 from lngen.tune.tuner import frozen_choices, incumbents, store_choices
 from tune_cases import DEVICE, LOCKED, SCHEDULES, SPEC, TRIALS, during, names, outcome
-
-
-def test_the_lock_file_reads_as_it_was_written(tmp_path: Path) -> None:
-    lock = Lock().updated(LOCKED)
-    text = lock.render()
-    assert text == Lock().updated(reversed(LOCKED)).render()
-    assert parse_lock(text).entries == lock.entries
-    assert text.splitlines()[:6] == [
-        lock_file.HEAD.strip(), "version = 1", "", '["A \\"quoted\\" GPU"]', 'arch = "sm_80"', "",
-    ]  # fmt: skip
-    assert f'["NVIDIA H200"."{SPEC}"]\n64 = "{SCHEDULES[1]}"\n4096 = "{SCHEDULES[2]}"\n' in text
-    changed = lock.updated([replace(LOCKED[0], schedule="other")])
-    assert len(changed.entries) == 4
-    assert parse_lock(Lock().render()).entries == ()
 
 
 @pytest.mark.parametrize(("rows", "device", "arch", "want"), [
@@ -59,28 +42,22 @@ def test_the_nearest_rows_are_looked_up(rows: int | None, device: str | None, ar
     assert (found and found.schedule) == (want and SCHEDULES[want])
 
 
-def test_storing_keeps_other_choices(tmp_path: Path) -> None:
+def test_storing_keeps_other_choices_and_takes_the_place_of_the_same(tmp_path: Path) -> None:
     path = tmp_path / "a" / "my.lock"
     assert read_lock(path, missing_ok=True).entries == ()
     store_choices(path, [Outcome(SPEC, 4096, DEVICE)])
     assert not path.exists()
     store_choices(path, [Outcome(SPEC, 4096, DEVICE, choice=choose(TRIALS)), Outcome(SPEC, 7, DEVICE)])
-    store_choices(path, [Outcome(SPEC, 7, DEVICE, choice=choose(TRIALS[:1]))])
+    for rank in (1, 0):
+        store_choices(path, [outcome(7, rank)])
     lock = read_lock(path, missing_ok=True)
     assert [(e.rows, e.schedule) for e in lock.entries] == [(7, SCHEDULES[0]), (4096, SCHEDULES[2])]
     assert incumbents(lock, parse_spec(SPEC), 4096) == (("NVIDIA H200", SCHEDULES[2]),)
     assert [p.name for p in path.parent.iterdir()] == ["my.lock"]
-
-
-def test_a_new_choice_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
     first = Locked("G", "sm_90", SPEC, 64, "one")
     for new in (replace(first, schedule="a"), replace(first, schedule="two"), replace(first, arch="sm_80")):
         assert Lock((first,)).updated([new]).entries == (new,)
         assert Lock().updated([first, new]).entries == (new,), "the last of several, too"
-    path = tmp_path / "my.lock"
-    for rank in (1, 0, 2):
-        store_choices(path, [outcome(64, rank)])
-        assert [e.schedule for e in read_lock(path).entries] == [SCHEDULES[rank]]
 
 
 def rows_of(path: Path) -> list[int]:
@@ -193,25 +170,6 @@ def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch
     assert asked == [*row_counts(facts, gpu), *sorted(e.rows for e in LOCKED[:2])]
 
 
-def test_a_gpu_is_asked_for_the_schedule_of_its_name_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[str, int]] = []
-
-    class Launcher:
-        def __init__(self, plan: object, image: bytes, device: int, overlap: bool) -> None:
-            self.plan = plan
-            made.append((str(plan.schedule), device))  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
-    monkeypatch.setattr(calls, "live_gpu", lambda device: called("NVIDIA H200"))
-    monkeypatch.setattr(KernelSet, "cubin", lambda kernels, arch: SimpleNamespace(image=b"", resources={}))
-    monkeypatch.setattr(calls, "Launcher", Launcher)
-    call = calls.Call(parse_spec(SPEC), "", Lock().updated(LOCKED))
-    for rows in (64, 80, 4096, 64):
-        call.launcher(0, rows=rows)
-    assert made == [(SCHEDULES[1], 0), (SCHEDULES[2], 0)]
-    assert call.launcher(0, 1, 64).plan.schedule.vec == 1
-
-
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "x" * 253])
 def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
@@ -241,6 +199,7 @@ def test_a_lock_file_reads_as_it_was_written_whatever_the_names_are(entries: lis
     text = made.render()
     assume(max(map(len, text.split("\n"))) <= 1000)
     assert parse_lock(text).entries == made.entries
+    assert Lock().updated(reversed(entries)).render() == text
 
 
 SIGNS = ["[", "]", "[[", "]]", "{", "}", "=", ",", ".", '"', "'", '"""', "\n", " ", "#", "\\", "\\u0000", "\0", "\x7f"]

@@ -1,8 +1,9 @@
-"""Trials are lost, doubled or misread, also under many writers and after a kill, if these fail."""
+"""Trials are lost, doubled or misread, also under many writers and after a kill, or shown wrongly, if these fail."""
 
 import json
 import math
 import os
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -13,11 +14,15 @@ from hypothesis import strategies as st
 from fuzz import JSON, fuzzed
 from killing import Killed, killed_at, points
 from lngen import files
-from lngen.errors import LngenError
+from lngen.errors import LngenError, MissingError
+from lngen.problem import Schedule, parse_schedule
+from lngen.spec import parse_spec
 from lngen.tune import trials
+from lngen.tune.job import Outcome, choose
 from lngen.tune.trials import STATUSES, Trial, from_json, latest
-from lngen.tune.views import FORMATS, export
-from tune_cases import DEVICE, SPEC, TRIALS, during, names, trial
+from lngen.tune.views import FORMATS, _origin, against_default, export, plot, report_remarks
+from lngen.version import __version__
+from tune_cases import DEVICE, SCHEDULES, SPEC, TRIALS, during, names, trial
 
 
 def test_the_last_of_most_rounds_counts_and_a_failure_is_final() -> None:
@@ -40,18 +45,6 @@ def test_trials_are_appended_and_read_back(tmp_path: Path) -> None:
     assert trials.read(path) == trials.Content(tuple(TRIALS))
     assert {t.status for t in TRIALS} == set(STATUSES)
     assert b"us_median" not in trials.line(TRIALS[1])
-
-
-def test_a_corrupt_line_is_reported_with_its_number_and_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    wrong = [b'{"spec": "half a li\n', b"[1]\n", b'{"spec": "a"}\n', b"\xff\xfe\n"]
-    path.write_bytes(trials.line(TRIALS[0]) + b"".join(wrong) + b"\n" + trials.line(TRIALS[1]))
-    found = trials.read(path)
-    assert found.trials == tuple(TRIALS[:2])
-    assert [c.partition(" of ")[0] for c in found.complaints] == [f"line {n}" for n in range(2, 6)]
-    assert found.complaints[0] == f"line 2 of '{path}' is skipped, it is not a trial: it is not JSON."
-    assert "an object, got list" in found.complaints[1]
-    assert "missing" in found.complaints[2]
 
 
 def test_shards_merge_to_their_union_in_any_order(tmp_path: Path) -> None:
@@ -210,3 +203,85 @@ def test_any_database_is_read_with_a_sentence_for_each_wrong_line(tmp_path: Path
             export(found.trials, form)
         except LngenError:
             continue
+
+
+# ---- reports, exports and pictures ----
+
+
+def test_the_defaults_are_held_against_what_tuning_found() -> None:
+    tuned = Outcome(SPEC, 4096, DEVICE, tuple(TRIALS), choice=choose(TRIALS))
+    untuned = replace(tuned, choice=choose(TRIALS[:1]))
+    share = 10.0 / 12.0
+    assert against_default([tuned]) == ""
+    expected = f"The defaults reach {share**0.5:.3f} of the tuned speed on geometric mean, {share:.3f} at least."
+    assert against_default([tuned, untuned]) == expected
+
+
+def test_a_budget_too_short_to_compare_is_said() -> None:
+    one = Outcome(SPEC, 4096, DEVICE, (TRIALS[0],), choice=choose(TRIALS[:1]))
+    (text,) = report_remarks([one])
+    assert text.endswith("ended before a second schedule was timed, so nothing is compared; give a larger --budget.")
+    (text,) = report_remarks([replace(one, trials=tuple(TRIALS))])
+    assert "run it again to try the candidates that are left" in text
+    assert not [*report_remarks([replace(one, complete=True)])]
+
+
+def test_t4_is_what_its_schema_asks_for() -> None:
+    content = json.loads(export(TRIALS, "t4"))
+    assert content["schema_version"] == "1.0.0"
+    assert len(content["results"]) == len(TRIALS)
+    for t, r in zip(TRIALS, content["results"], strict=True):
+        assert {"configuration", "times", "invalidity", "correctness"} <= r.keys()
+        assert r["invalidity"] == t.status
+        assert r["correctness"] == (t.status == "correct")
+        assert all(isinstance(v, (int, float)) for k, v in r["times"].items() if k != "runtimes")
+        assert isinstance(r["times"]["runtimes"], list)
+        assert all(isinstance(m["value"], (int, float)) and m["name"] for m in r["measurements"])
+    first = content["results"][0]
+    assert parse_schedule(SCHEDULES[0], Schedule("multipass", 32, 1, 1)) == Schedule(**first["configuration"])
+    assert first["times"]["compilation_time"] == 80.5
+    assert {"name": "time", "value": 0.012, "unit": "ms"} in first["measurements"]
+
+
+def test_a_kernel_tuner_cache_has_its_layout() -> None:
+    text = export(TRIALS, "kernel-tuner")
+    assert text.endswith("}\n}")  # else Kernel Tuner takes it for torn
+    content = json.loads(text)
+    assert content["device_name"] == DEVICE.name
+    assert content["kernel_name"] == parse_spec(SPEC).slug
+    assert content["problem_size"] == [4096]
+    keys = content["tune_params_keys"]
+    assert keys == [*content["tune_params"]]
+    assert len(content["cache"]) == len(TRIALS)
+    needed = {"time", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time"}
+    for t, (key, entry) in zip(TRIALS, content["cache"].items(), strict=True):
+        assert key == ",".join(str(entry[k]) for k in keys)
+        assert all(entry[k] in content["tune_params"][k] for k in keys)
+        assert needed | {"timestamp"} <= entry.keys()
+        if t.timed:
+            assert entry["time"] == pytest.approx(t.us_median / 1e3)  # type: ignore[operator]
+        else:
+            assert entry["time"] in ("InvalidConfig", "CompilationFailedConfig", "RuntimeFailedConfig")
+    assert [e["time"] for e in content["cache"].values()][1:5:3] == ["CompilationFailedConfig", "InvalidConfig"]
+
+
+def test_a_plot_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    picture = tmp_path / "a.svg"
+    plot(TRIALS, choose(TRIALS), picture)
+    plot(TRIALS, None, tmp_path / "c.png")
+    with pytest.raises(LngenError, match=r"cannot write '.*a\.svg.c.*': (Not a directory|File exists)"):
+        plot(TRIALS, None, picture / "c.svg")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.svg", "c.png"]
+    assert "chosen" in picture.read_text()
+
+
+def test_the_plot_says_where_its_trials_come_from() -> None:
+    made = [trial(device="NVIDIA H200", compiler="NVRTC 13.0", date=d) for d in ("2026-01-02", "", "2026-01-01")]
+    assert _origin(made) == f"NVIDIA H200, NVRTC 13.0, lngen {__version__}, 2026-01-02"
+    assert _origin([]) == ""
+
+
+def test_a_plot_of_another_kind_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingError, match=r"\.\[plot\]"):
+        plot(TRIALS, None, tmp_path / "a.png")

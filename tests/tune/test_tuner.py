@@ -1,9 +1,10 @@
-"""A run repeats what is known, or loses results when it is interrupted or killed, if these fail."""
+"""A run repeats what is known, loses results when it is killed, or leaves a worker behind, if these fail."""
 
 import contextlib
 import json
 import os
 import pty
+import queue
 import re
 import signal
 import subprocess
@@ -11,16 +12,23 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tune_fakes
+from commands import call, prints
+from lngen.compile import Compilation
 from lngen.errors import MissingError
 from lngen.runtime.lock_file import read_lock
-from lngen.tune import trials
+from lngen.spec import parse_spec
+from lngen.tune import trials, workers
+from lngen.tune.candidates import build_all, candidates
 from lngen.tune.job import BRIEF_ROUNDS, FINAL_ROUNDS, run_job
 from lngen.tune.tuner import tune
+from lngen.tune.workers import Answer, Limits, Setup, Stopped, Worker, Workers, take, visible_devices
 from paths import SEARCH, TESTS
 from tune_cases import AMPLE, SCHEDULES, SPEC, Fake, Heard, chosen, few, make_job
 
@@ -164,3 +172,150 @@ def test_ctrl_c_keeps_the_best_so_far(tmp_path: Path) -> None:
     # The worker process does not heed Ctrl-C: nobody is blamed for it.
     assert {t.status for t in trials.read(tmp_path / "t.jsonl").trials} == {"correct"}
     wait_for(lambda: all(gone(p) for p in pids(log)))
+
+
+# ---- the command ----
+
+
+def test_overlapping_calls_are_timed_and_recorded_apart(command: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lngen.tune.job.OVERLAPPING", "tune_fakes:FakeMeasurer", raising=True)
+    monkeypatch.setattr("lngen.tune.job.GPU", "tune_fakes:SameFake")
+    for more, in_turn in (((), {True}), (("--overlap",), {True, False})):
+        prints(*few(*more))
+        found = trials.read(Path("t.jsonl")).trials
+        assert {t.in_turn for t in found} == in_turn
+        assert len(found) == 10 * len(in_turn)  # nothing of the one passes for the other
+    shown = trials.of(found, SPEC, 4096, "Fake GPU")
+    assert {t.in_turn for t in shown} == {False}  # the last attempt
+
+
+@pytest.mark.parametrize("name", ["my.graph", "doubling:doubled"])
+def test_graphs_of_ones_own_are_tuned_locked_and_built(command: Fake, name: str) -> None:
+    """The worker, in another folder, has the graph; the lock file knows it by its digest."""
+    Path("my.graph").write_text(str(parse_spec("rmsnorm.fwd:d=64").trace()["build"]))
+    doubled = "from lngen import D, M\n\n\ndef doubled(b):\n    b.output('y', b.input('x', M, D) * 2)\n"
+    Path("doubling.py").write_text(doubled)
+    spec = f"{name}.fwd:d=64"
+    done = call("tune", spec, "--trials", "2", "--database", "t.jsonl")
+    assert done.exit_code == 0, done.output
+    assert len(command.asked("open")) == 1
+    (entry,) = read_lock("lngen.lock.toml").entries
+    assert entry.spec == str(parse_spec(spec))
+    done = call("build", spec, "--emit", "cu", "--lock", "lngen.lock.toml", "--out", "out")
+    assert (done.exit_code, done.stderr) == (0, "")
+    (made,) = json.loads(Path("out/manifest.json").read_text())["kernel_sets"]
+    assert made["schedule"]["text"] == entry.schedule
+
+
+# ---- workers ----
+
+
+def test_visible_gpus_are_named_as_the_environment_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_devices() == ("0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-abc")
+    assert visible_devices() == ("5", "GPU-abc")
+    monkeypatch.setattr(workers, "device_count", lambda: 0)
+    assert visible_devices() == ()
+
+
+def test_a_gpu_is_leased_once_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    a, b = take(("0", "1")), take(("0", "1"))
+    assert (a.gpu, b.gpu) == ("0", "1")
+    assert take(("0", "1")) is None
+    code = "from lngen.tune.workers import take\nprint(take(('0',)), take(('0', '2')).gpu)"
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["None", "2"]
+    b.close()
+    c = take(("0", "1"))
+    assert c.gpu == "1"
+    a.close()
+    c.close()
+
+
+def test_a_worker_is_stopped_while_it_hangs(fake: Fake) -> None:
+    fake(hang=[0])
+    stopped = lambda: bool(fake.asked("check"))  # noqa: E731
+    compilation = Compilation(parse_spec(SPEC))
+    (candidate,) = build_all(compilation, [(0, candidates(compilation, 1, "sm_90")[0])], "sm_90")
+    with Worker(tune_fakes.NAME, "0", Limits(check=AMPLE), stopped) as worker, pytest.raises(Stopped):
+        worker.check(candidate)
+
+
+def test_workers_are_kept_for_jobs_that_want_the_same(fake: Fake) -> None:
+    one, other = Setup(tune_fakes.NAME, ("1", "2"), Limits()), Setup(tune_fakes.NAME, ("2",), Limits())
+    with Workers() as pool:
+        with pool.worker(one) as a, pool.worker(one) as b:
+            assert a.device() == b.device() == tune_fakes.DEVICE
+        with pool.worker(one) as c, pool.worker(one) as d:
+            assert {c, d} == {a, b}
+            assert (c.starts, d.starts) == (1, 1)
+        with pool.worker(other) as e:  # whose GPU an idle worker held
+            assert e not in (a, b)
+            assert take(("2",)) is None
+    lease = take(("2",))
+    asked = iter([False, False, True])
+    with Workers(lambda: next(asked)) as pool, pytest.raises(Stopped), pool.worker(other):
+        pass
+    lease.close()
+
+
+def test_a_worker_imports_nothing_from_the_current_folder(
+    private_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its search path is that of the process that starts it, no more."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("queue", "signal", "cupy", "numpy", "lngen"):
+        (folder / f"{name}.py").write_text(f"open('imported-{name}', 'w')\n")
+    with Worker(tune_fakes.NAME, "7") as worker:
+        assert worker.device().name == "Fake GPU"
+    assert [*folder.glob("imported-*")] == []
+
+
+class Ended(Exception):
+    """A worker process would end."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would end this process, or change how it takes Ctrl-C, does not."""
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(workers.os, "_exit", end)
+    monkeypatch.setattr(workers.signal, "signal", lambda *_: None)
+
+
+def test_a_worker_answers_until_its_measurer_is_not_healthy(ends: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Pipe()
+    asked = [("device", ()), ("open", (parse_spec(SPEC), 4)), ("no_such", ()), ("device", ()), None]
+    healthy, answers = iter([True, False]), list[Answer]()
+    monkeypatch.setattr(workers, "_listen", lambda _, questions: [questions.put(one) for one in asked])
+    monkeypatch.setenv("FAKE_TUNE", '{"too_large": true}')
+    monkeypatch.setattr(tune_fakes.FakeMeasurer, "healthy", lambda _: next(healthy))
+    with pytest.raises(Ended):
+        workers.serve(str(os.dup(theirs.fileno())), tune_fakes.NAME)
+    while ours.poll():
+        answers.append(ours.recv())
+    device, refused, failed = answers
+    assert device == Answer(tune_fakes.DEVICE)
+    assert (str(refused.error), refused.healthy) == ("choose fewer rows.", True)
+    assert failed.failure == "AttributeError: 'FakeMeasurer' object has no attribute 'no_such'"
+    assert not failed.healthy
+
+
+def test_a_worker_ends_when_nobody_asks_any_more(ends: None) -> None:
+    ours, theirs = Pipe()
+    ours.send(("device", ()))
+    ours.close()
+    questions = queue.SimpleQueue[tuple[str, tuple[object, ...]]]()
+    with pytest.raises(Ended):
+        workers._listen(theirs, questions)
+    assert questions.get() == ("device", ())
+    assert questions.empty()
