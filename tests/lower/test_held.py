@@ -8,7 +8,7 @@ import pytest
 
 from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import BF16, D, M, S
+from lngen.ir import D, M
 from lngen.lower import Plan, lower
 from lngen.lower.phases import MOST_KEPT
 from lngen.problem import Schedule, problem
@@ -16,7 +16,7 @@ from lngen.ptx import parse
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import compile_ptx
 from plans import plan_of, run_checked
-from schedules import multipass, registers, tma, unaligned
+from schedules import multipass, registers, tma
 
 REGISTERS = registers(32, 1, 8)
 BACKWARD = registers(32, 8, 8)
@@ -115,19 +115,3 @@ def test_kept_weights_stay_packed_where_registers_are_few() -> None:
     assert "packed(" not in emit(many)
     for plan in (few, many):
         assert np.isfinite(run_checked(plan, 3).results["mean"]).all()
-
-
-def mixed(b: GraphBuilder) -> None:
-    """``x * wide + narrow``: an f32 weight beside a bf16 one, and the sum of a row."""
-    x = b.param("x", b.compute, M, D)
-    narrow = b.cast("narrow32", b.param("narrow", BF16, D), to=b.compute)
-    wide = b.param("wide", b.compute, D)
-    y = b.add("sum", b.mul("product", x, wide), narrow)
-    b.results.append(b.reduce_sum("total", b.segment_sum("parts", y), axis=S))
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_weights_of_two_sizes(rows: int) -> None:
-    spec = make_spec(Definition("mixed", mixed), "fwd", {"d": 20001, "dtype": "f32"})
-    weights = replace(unaligned(256, 1, 1, 2, "cached regs", grid=1), tma_store=False)
-    run_checked(lower(spec, weights), rows)

@@ -4,18 +4,23 @@ import re
 
 import pytest
 
+from bits import spec_of
 from lngen.compile import Compilation
 from lngen.config import data_dir
 from lngen.contract import described
 from lngen.emit import emit
+from lngen.errors import LowerError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
 from lngen.lower import Extent, Plan, lower
 from lngen.lower.parts import note
-from lngen.problem import problem
+from lngen.problem import Schedule, problem
+from lngen.schedule import ranked
 from lngen.spec import make_spec, parse_spec
-from plans import PLANS, SHARED, notes, plan_of, run_checked
+from lngen.toolchain import compile_cubin
+from plans import PLANS, SHARED, best, gated, notes, own_spec, plan_of
 from schedules import multipass, registers
+from spills import REPORTED
 
 
 @pytest.fixture(params=PLANS)
@@ -25,7 +30,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 def test_every_template_is_covered() -> None:
     used = {k.template for args in PLANS.values() for k in plan_of(*args).kernels}
-    used |= {"elementwise.cu.jinja", "numbers.cu.jinja"}  # of no named graph; test_outputs and test_scalars run them
+    used |= {"elementwise.cu.jinja", "numbers.cu.jinja"}  # of no named graph; tests/bits runs them
     assert used | SHARED == {p.name for p in data_dir("templates").glob("*.cu.jinja")}
 
 
@@ -78,23 +83,6 @@ def test_a_strand_waits_for_all_its_partial_rows_at_once(more: str, blocks: int,
     assert finish.finish.batch == batch
 
 
-# ---- one launch ----
-
-
-def halved(b: GraphBuilder) -> None:
-    x, s = b.input("x", M, D), b.cast("s32", b.param("s", b.options.weight), to=b.compute)
-    total = b.reduce_dot("total", b.cast("x32", x, to=b.compute), s, axis=M)
-    b.results.append(b.mul("scaled", total, s))
-
-
-def test_the_finish_of_one_launch_declares_no_number_again() -> None:
-    """What both halves compute from a scalar is declared once, whatever the dtype of the scalar."""
-    spec = make_spec(Definition("halved", halved), "fwd", {"d": 96, "dtype": "bf16", "weight": "f16"})
-    one = lower(spec, registers(8, problem(spec.graph(), 96).groups, 4, "single"))
-    assert len(re.findall(r"const float s32 = ", emit(one))) == 1
-    run_checked(one, 37)
-
-
 def test_the_plan_s_text_has_all_of_it(plan: Plan) -> None:
     text = str(plan)
     assert text.startswith(f"plan {plan.name}\n")
@@ -142,3 +130,65 @@ def test_pointers_that_may_be_the_same_are_not_declared_to_differ(text: str, sha
     assert {a.tensor for a in arguments if "__restrict__" not in a.declaration} == shared
     pairs = described(plan)["in_place"]["outputs"]
     assert {name for output, inputs in pairs.items() for name in (output, *inputs)} <= shared
+
+
+# ---- graphs of one's own ----
+
+
+def test_the_finish_of_one_launch_declares_no_number_again() -> None:
+    """What both halves compute from a scalar is declared once, whatever the dtype of the scalar."""
+    spec = spec_of("halved.fwd:d=96,dtype=bf16,weight=f16")
+    one = lower(spec, registers(8, problem(spec.graph(), 96).groups, 4, "single"))
+    assert len(re.findall(r"const float s32 = ", emit(one))) == 1
+
+
+def test_columns_read_in_several_passes_have_no_segments() -> None:
+    def columns(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        far = b.sub("far", x, b.segment_sum("parts", x))
+        b.output("y", b.reduce_sum("column", far, axis=M))
+
+    spec = make_spec(Definition("own", columns), "fwd", {"d": 40000})
+    with pytest.raises(LowerError):
+        lower(spec, Schedule("multipass", 256, 1, 4))
+    assert Compilation(spec).refusal is None, "of other forms"
+
+
+def test_row_and_scalar_inputs_are_lowered() -> None:
+    (kernel,) = best(own_spec(gated, dtype="bf16", weight="f32")).kernels
+    assert [t.name for t in kernel.row_inputs] == ["shift"]
+    assert [t.name for t in kernel.scalars] == ["scale"]
+    assert {s.text.split(" = ")[0] for s in kernel.per_row} == {"const float shift32", "const float factor"}
+
+
+def test_both_variances_of_two_tensors_come_from_segments() -> None:
+    """Whichever of their uses is first in the graph."""
+    assert [e.op for e in spec_of("crossed.fwd:d=32768").graph().eqns].count("segment_dot") == 2
+
+
+# ---- column sums that registers do not hold well ----
+
+
+@pytest.mark.parametrize("spec", ["sums8.fwd:d=1", "sums9.fwd:d=2,dtype=f64", "sums33.fwd:d=37,dtype=f64"])
+def test_many_column_sums_fit_the_gpu(spec: str) -> None:
+    """Many leave few row groups to a block, and large totals to the finish: a block has the shared memory."""
+    pytest.importorskip("cupy")
+    made = spec_of(spec)
+    schedules = ranked(problem(made.graph(), made.d))
+    for single in (False, True):
+        compile_cubin(emit(lower(made, next(s for s in schedules if s.single_launch == single))), "sm_90")
+
+
+@pytest.mark.parametrize(("groups", "text"), [
+    (2, "layernorm.bwd:d=4096,dtype=bf16"), (4, "layernorm.bwd:d=1500,dtype=f32,blocks=2"),
+    (8, "rmsnorm.bwd:d=381,dtype=f64,blocks=3"), (16, REPORTED[2][0]),
+    (32, "parallel_layernorm.bwd:d=96,dtype=f32,x1=yes,colscale=yes,blocks=2"), (64, REPORTED[1][0]),
+    (128, f"{REPORTED[0][0]},blocks=2"),
+])  # fmt: skip
+def test_multipass_has_the_row_groups_of_the_graph(groups: int, text: str) -> None:
+    """Sums for which a block has no registers are added by a kernel of their own."""
+    spec = parse_spec(text)
+    facts = problem(spec.graph(), spec.d)
+    assert facts.groups == groups
+    finish = lower(spec, Schedule("multipass", 32, 1, facts.run)).kernels[-1].finish
+    assert (finish.partials, finish.rows_per_term, finish.rows_per_block) == (facts.blocks, 1, groups)

@@ -1,151 +1,24 @@
 """Ragged rows: if these fail, rows that begin anywhere give other bits, or are taken where they may not be."""
 
-import math
-import random
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 
 import lngen
-import sampling
 from fake_gpu import FakeArray, FakeGpu
 from lngen.check.inputs import random_inputs
 from lngen.contract import described
-from lngen.errors import ArrayError, ScheduleError
-from lngen.ir import WIDE
-from lngen.lower import Plan, lower
-from lngen.problem import Schedule, check, is_legal, problem
+from lngen.errors import ArrayError
+from lngen.lower import lower
+from lngen.problem import Schedule
 from lngen.ptx import run_plan
 from lngen.runtime import Norm
-from lngen.spec import Spec, parse_spec
+from lngen.spec import parse_spec
 from mutants import edited, source_of, twin
-from plans import run_checked
-
-LENGTHS = (17, 31, 37, 1001, 1002, 4093)
-DTYPES = ("bf16", "f16", "f32", "f64", "bf16,out=f32", "f16,weight=f32", "f32,out=bf16", "f64,out=f16")
-
-
-def spec_of(graph: str, direction: str, d: int, dtype: str, more: str = "") -> Spec:
-    """Few blocks share the rows of column sums: fewer to run, more rows each."""
-    blocks = ",blocks=2" if direction == "bwd" else ""
-    return parse_spec(f"{graph}.{direction}:d={d},dtype={dtype}{blocks}{more}")
-
-
-TRIES = 400  # where one of these is not legal, none is
-
-
-def drawn(text: str) -> Schedule | None:
-    """A legal schedule for unaligned TMA, with the widest accesses and at most three owners; None if there is none."""
-    spec, rng = parse_spec(text), random.Random(text)
-    p = problem(spec.graph(), spec.d)
-    found = (
-        Schedule(
-            "tma_unaligned",
-            threads=1 << rng.randrange(11),
-            rows_per_block=p.groups if p.column_sums else rng.choice((1, 2, 3, 4, 8)),
-            vec=next(v for v in (8, 4, 2, 1) if spec.d % v == 0 and p.chunk % v == 0),
-            stages=rng.choice((2, 3, 4)),
-            grid=0 if p.column_sums else rng.choice((1, 2, 3)),
-            tma_store=bool(p.output_sizes),
-            cached_weights=rng.random() < 0.5,
-            single_launch=p.column_sums > 0 and rng.random() < 0.5,
-            row_in_registers=rng.random() < 0.5,
-        )
-        for _ in range(TRIES)
-    )
-    return next((s for s in found if is_legal(s, p)), None)
-
-
-def run(plan: Plan, rows: int, order: int = 0) -> None:
-    """Bits are compared; no findings, so nothing out of bounds and nothing left out, are expected."""
-    pytest.importorskip("cupy")
-    run_checked(plan, rows, order=order)
-
-
-def in_turn(s: Schedule, spec: Spec) -> int:
-    """Rows that are on their way at a time."""
-    return s.stages * s.rows_per_block * (s.grid or problem(spec.graph(), spec.d).blocks)
-
-
-# Every length with every dtype, in both directions; the two graphs take turns.
-CASES = [
-    (text, s)
-    for direction, (k, dtype), (n, d) in product(("fwd", "bwd"), enumerate(DTYPES), enumerate(LENGTHS))
-    for text in [str(spec_of(("layernorm", "rmsnorm")[(k + n) % 2], direction, d, dtype))]
-    for s in [drawn(text)]
-    if s is not None
-]
-
-
-def factors(text: str, s: Schedule) -> tuple[object, ...]:
-    """What differs in kind from case to case; rows are shorter than a warp's, in one segment, in several."""
-    spec = parse_spec(text)
-    length, mixed = (spec.d > 32) + (spec.d > 4000), "out=" in text or "weight=" in text
-    shape = (s.stages, s.rows_per_block > 1, s.threads > 32)
-    return (
-        text.partition(".")[0], spec.direction, spec.dtype, mixed, length, *shape, s.cached_weights, s.single_launch,
-        s.row_in_registers,
-    )  # fmt: skip
-
-
-@sampling.grid(("text", "s"), CASES, factors, ids=[f"{text}-{s.slug}" for text, s in CASES], strength=1)
-def test_bits(text: str, s: Schedule) -> None:
-    """Each time one row number: one, two, more than are on their way at a time."""
-    spec = parse_spec(text)
-    plan = lower(spec, s)
-    most = in_turn(s, spec) + s.rows_per_block + 1
-    run(plan, 1)
-    run(plan, min(most, 2 + 90000 // spec.d))
-    run(plan, 2, order=1)
-
-
-@pytest.mark.parametrize(("dtype", "d"), [("bf16", 37), ("f16", 1002), ("f32", 31), ("f64", 17), ("f32,out=bf16", 37)])
-def test_rows_begin_everywhere(dtype: str, d: int) -> None:
-    """Within 16 bytes, at every multiple of what D elements and 16 bytes have in common."""
-    spec = spec_of("layernorm", "fwd", d, dtype)
-    plan = lower(spec, Schedule("tma_unaligned", 32, 1, math.gcd(d, 2), 1, False, 2, 1, 2, True))
-    for v in (*plan.inputs, *plan.outputs):
-        if v.type.axes == WIDE:
-            step = math.gcd(d * v.type.dtype.size, 16)
-            assert {row * d * v.type.dtype.size % 16 for row in range(9)} == set(range(0, 16, step))
-    run(plan, 9)
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9])
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-def test_rows(direction: str, rows: int) -> None:
-    """None, and groups that have no row in the last turn."""
-    spec = spec_of("layernorm", direction, 1001, "f16")
-    p = problem(spec.graph(), 1001)
-    run(lower(spec, Schedule("tma_unaligned", 64, p.groups, 1, 1, False, 2, 1, 0 if p.column_sums else 2, True)), rows)
-
-
-@pytest.mark.parametrize("more", [",wrt=x", ",wrt=gamma+beta", ",save=none"])
-def test_what_leaves_differs(more: str) -> None:
-    """Column sums or none, [M, D] results or none."""
-    spec = spec_of("layernorm", "bwd", 1001, "bf16", more)
-    s = drawn(str(spec))
-    assert s.tma_store == ("gamma" not in more)
-    run(lower(spec, s), 11)
-
 
 GOOD = Schedule("tma_unaligned", 32, 1, 1, 1, False, 2, 1, 2, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "s", "number"),
-    [("d=1004,dtype=f32,out=bf16", Schedule("tma", 32, 1, 4, 1, False, 2, 1, 2, True), 2008),
-     ("d=16392,dtype=f32,out=bf16", Schedule("tma", 128, 1, 4, 1, False, 2, 8, 2, True), 4104)],
-)  # fmt: skip
-def test_narrow_results_of_bulk_rows(text: str, s: Schedule, number: int) -> None:
-    """Their rows, or a block's pieces of them, are no multiples of 16 bytes: they may leave in another way only."""
-    spec = parse_spec(f"layernorm.fwd:{text}")
-    with pytest.raises(ScheduleError, match=f"rows, or cluster tiles, .* multiples of 16 bytes, got {number}"):
-        check(s, problem(spec.graph(), spec.d))
-    run(lower(spec, replace(s, tma_store=False)), 5)
 
 
 # ---- what arrays have to be like ----

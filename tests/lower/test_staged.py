@@ -2,189 +2,22 @@
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-import sampling
+from bits import spec_of
+from lngen.devices import default_device
 from lngen.emit import emit
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, M
+from lngen.errors import ScheduleError
 from lngen.lower import lower
-from lngen.problem import Schedule, problem
+from lngen.problem import Schedule, check, problem
 from lngen.ptx import parse
-from lngen.spec import Spec, make_spec, parse_spec
+from lngen.schedule import candidates
+from lngen.spec import parse_spec
 from lngen.toolchain import compile_ptx
-from plans import run_checked
-from schedules import cp_async, multipass, registers, tma, unaligned
+from schedules import registers, tma
 
 pytest.importorskip("cupy")
-
-
-def run(spec: str | Spec, schedule: Schedule, rows: int, **options: Any) -> None:
-    """Bits are compared; no findings, so nothing out of bounds and nothing left out, are expected."""
-    run_checked(lower(parse_spec(spec) if isinstance(spec, str) else spec, schedule), rows, **options)
-
-
-Case = tuple[str, Schedule, tuple[int, ...]]
-
-# (form and what is varied, without owners), spread so that each value of each meets each direction.
-FORWARD: list[Case] = [
-    # Sub-warp rows.
-    ("layernorm.fwd:d=64,dtype=bf16", tma(4, 16, 8, 2), (0, 1, 77)),
-    ("layernorm.fwd:d=64,dtype=bf16", tma(2, 32, 8, 3, "store cached"), (130,)),
-    ("rmsnorm.fwd:d=64,dtype=f16,weight=f32", cp_async(4, 16, 8, 2, "cached"), (1, 77)),
-    ("rmsnorm.fwd:d=31,dtype=f64", cp_async(16, 2, 1, 2), (0, 9)),
-    # One segment; the last chunk partial where copies are asynchronous.
-    ("layernorm.fwd:d=1000,dtype=bf16", tma(32, 2, 8, 2, "cached"), (1, 3, 13)),
-    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 1, 4, 4, "store"), (0, 1, 13)),
-    ("layernorm.fwd:d=1002,dtype=bf16", cp_async(32, 1, 2, 3), (0, 9)),
-    ("rmsnorm.fwd:d=999,dtype=f32,beta=yes", cp_async(64, 2, 1, 4, "cached"), (9,)),
-    # Results that are wider, or narrower, than the inputs.
-    ("rmsnorm.fwd:d=768,dtype=bf16,out=f32", tma(32, 4, 8, 2, "store"), (17,)),
-    ("rmsnorm.fwd:d=1004,dtype=f32,out=bf16", tma(32, 4, 4, 2), (17,)),
-    # Rows that begin anywhere.
-    ("layernorm.fwd:d=1001,dtype=bf16", unaligned(32, 2, 1, 2), (0, 1, 13)),
-    ("layernorm.fwd:d=999,dtype=f32", unaligned(64, 1, 1, 3, "cached"), (9,)),
-    ("rmsnorm.fwd:d=1001,dtype=f32,out=bf16", unaligned(16, 4, 1, 2), (17,)),
-    ("rmsnorm.fwd:d=123,dtype=bf16,out=f32", unaligned(16, 4, 1, 2), (17,)),
-    ("layernorm.fwd:d=8193,dtype=bf16", unaligned(256, 1, 1, 2), (5,)),
-    # Several segments, in a block and shared by a cluster.
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(256, 1, 8, 2, "store"), (7,)),
-    ("rmsnorm.fwd:d=8194,dtype=bf16", cp_async(256, 1, 2, 2, "cached"), (3,)),
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(128, 1, 8, 3, "cached", cluster=2), (0, 1, 9)),
-    ("rmsnorm.fwd:d=5000,dtype=f32", tma(32, 4, 4, 2, "store", cluster=2), (17,)),
-    # The stage of a row in registers takes the next one: row groups of less than a warp, of warps, in a cluster.
-    ("rmsnorm.fwd:d=64,dtype=bf16", tma(4, 8, 8, 2, "regs early"), (1, 33, 100)),
-    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 2, 4, 3, "cached regs early"), (50,)),
-    ("layernorm.fwd:d=12288,dtype=f16",
-     tma(128, 2, 8, 2, "cached regs early", cluster=2), (1, 13)),
-    ("layernorm.fwd:d=32768,dtype=bf16", tma(128, 1, 8, 2, "store", cluster=4), (5,)),
-    ("rmsnorm.fwd:d=8200,dtype=f64", tma(128, 1, 2, 2, "store", cluster=4), (3,)),
-]  # fmt: skip
-
-
-def factors(spec: str, s: Schedule, counts: tuple[int, ...]) -> tuple[object, ...]:
-    """What differs in kind from case to case."""
-    return (
-        parse_spec(spec).dtype, (s.form, s.cluster > 1), s.cached_weights, s.row_in_registers, s.single_launch,
-        s.tma_store,
-    )  # fmt: skip
-
-
-def held(cases: list[Case]) -> list[Case]:
-    """Every other case with a staged row, which stays in registers through all phases."""
-    staged = [case for case in cases if case[1].stages and not case[1].row_in_registers]
-    return [(spec, replace(s, row_in_registers=True), counts[-1:]) for spec, s, counts in staged[::2]]
-
-
-@sampling.grid(("spec", "schedule", "counts"), FORWARD + held(FORWARD), factors, strength=1)
-def test_forward(spec: str, schedule: Schedule, counts: tuple[int, ...]) -> None:
-    """Of the rows: none, fewer than owners, more than all owners have on their way."""
-    for n, rows in enumerate(counts):
-        run(spec, replace(schedule, grid=2 - n % 2), rows, order=n)
-
-
-BACKWARD: list[Case] = [
-    ("layernorm.bwd:d=64,dtype=bf16", tma(4, 128, 8, 2, "store cached"), (0, 1)),
-    ("layernorm.bwd:d=64,dtype=bf16", tma(2, 128, 8, 3, "single"), (300,)),
-    ("layernorm.bwd:d=64,dtype=bf16", cp_async(4, 128, 8, 2, "cached single"), (0, 130)),
-    ("layernorm.bwd:d=31,dtype=f32", cp_async(8, 64, 1, 2), (5,)),
-    ("layernorm.bwd:d=1000,dtype=f32", tma(32, 4, 4, 2, "single"), (17,)),
-    ("rmsnorm.bwd:d=1002,dtype=bf16", cp_async(64, 8, 2, 2, "single"), (9,)),
-    ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", tma(64, 8, 8, 4, "cached"), (9,)),
-    ("layernorm.bwd:d=768,dtype=f32,out=bf16", tma(32, 16, 8, 2, "store"), (17,)),
-    ("layernorm.bwd:d=1001,dtype=bf16", unaligned(64, 8, 1, 2, "cached"), (9,)),
-    ("rmsnorm.bwd:d=1001,dtype=f32", unaligned(32, 4, 1, 2, "single"), (5,)),
-    ("rmsnorm.bwd:d=8191,dtype=bf16", unaligned(256, 1, 1, 2), (3,)),
-    # Row groups that are a block each, on every form that has them; not all of them are there, or a ring goes round.
-    ("rmsnorm.bwd:d=8192,dtype=bf16", tma(256, 1, 8, 2, "store cached"), (1, 3)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", tma(256, 1, 8, 3, "single"), (0, 13)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", cp_async(256, 1, 8, 2, "single"), (3,)),
-    ("rmsnorm.bwd:d=8191,dtype=bf16,blocks=2", registers(256, 1, 1, "prefetch"), (7,)),
-    ("layernorm.bwd:d=8200,dtype=bf16,blocks=2", multipass(256, 8), (0, 7, 17)),
-    ("layernorm.bwd:d=16384,dtype=bf16,blocks=2", tma(256, 1, 8, 2, cluster=4), (3,)),
-    # Clusters that share rows.
-    ("rmsnorm.bwd:d=8192,dtype=f16,blocks=1", tma(64, 4, 8, 2, "cached", cluster=4), (1, 9)),
-    ("layernorm.bwd:d=5120,dtype=bf16,blocks=2",
-     tma(64, 4, 8, 2, "cached regs early acquire", cluster=2), (33,)),
-    ("layernorm.bwd:d=1000,dtype=bf16,blocks=3", tma(64, 8, 8, 2, "regs early"), (90,)),
-    ("rmsnorm.bwd:d=96,dtype=f16,blocks=2", tma(4, 128, 8, 2, "regs early"), (900,)),
-    ("rmsnorm.bwd:d=8200,blocks=1", tma(64, 2, 4, 2, "single", cluster=4), (6,)),
-    ("layernorm.bwd:d=16384,dtype=bf16", tma(256, 1, 8, 3, "cached", cluster=2), (3,)),
-    ("rmsnorm.bwd:d=5000,blocks=4", tma(128, 1, 4, 2, "single", cluster=2), (5,)),
-    ("layernorm.bwd:d=12296,dtype=f32", tma(256, 1, 4, 2, "store", cluster=4), (3,)),
-    ("rmsnorm.bwd:d=8200,dtype=f64,blocks=4", tma(128, 1, 2, 2, "single", cluster=4), (0, 2)),
-    # So many columns that a thread of the finish has several; the last tile is not full. Not where units are not whole.
-    ("rmsnorm.bwd:d=33000,dtype=bf16", tma(128, 2, 8, 2, cluster=8), (0, 5)),
-    ("rmsnorm.bwd:d=32800,dtype=f64", multipass(512, 2), (3,)),
-    ("rmsnorm.bwd:d=33002,dtype=bf16", multipass(512, 2), (3,)),
-    # Without column sums, and without row sums.
-    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", tma(32, 2, 8, 2, "cached", grid=2), (9,)),
-    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", cp_async(32, 2, 8, 3, grid=1), (9,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", tma(32, 8, 4, 2, "single"), (33,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", cp_async(32, 8, 4, 2), (33,)),
-    ("layernorm.bwd:d=768,dtype=bf16,save=none", tma(32, 16, 8, 2, "cached"), (17,)),
-    # Rows in registers, the column sums finished behind a grid barrier.
-    ("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "prefetch single"), (0, 17)),
-    ("layernorm.bwd:d=1,dtype=f32", registers(1, 64, 1, "single"), (130,)),
-]  # fmt: skip
-
-
-@sampling.grid(("spec", "schedule", "counts"), BACKWARD + held(BACKWARD), factors, strength=1)
-def test_backward(spec: str, schedule: Schedule, counts: tuple[int, ...]) -> None:
-    """A column sum has many owners: a row for each of their stages is too many to run here."""
-    for n, rows in enumerate(counts):
-        run(spec, schedule, rows, order=n)
-
-
-def test_strides_and_the_order_of_blocks() -> None:
-    """Rows at a distance that bulk copies allow: a multiple of 16 bytes."""
-    strides = {"x": 1024, "y": 1040}
-    for schedule in (tma(64, 2, 8, 2, "store", grid=2), cp_async(64, 2, 8, 2, grid=2)):
-        for order in (1, 2):
-            run("layernorm.fwd:d=1000,dtype=bf16", schedule, 9, strides=strides, offset=8, order=order)
-
-
-def test_asynchronous_copies_of_rows_that_are_not_aligned() -> None:
-    schedule = cp_async(64, 2, 1, 2, grid=2)
-    run("layernorm.fwd:d=1000,dtype=f32", schedule, 9, strides={"x": 1001, "y": 1003}, offset=1)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
-def test_asynchronous_copies_on_other_arches(arch: str) -> None:
-    run("layernorm.bwd:d=1000,dtype=bf16", cp_async(64, 8, 8, 2, "single"), 9, arch=arch)
-
-
-def scaled(b: GraphBuilder) -> None:
-    """No row is summed."""
-    b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
-
-
-def peaked(b: GraphBuilder) -> None:
-    """A maximum and a sum end one phase."""
-    x = b.input("x", M, D)
-    square = b.mul("square", x, x)
-    largest = b.reduce_max("largest", square, axis=D)
-    total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
-    b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
-
-
-def test_no_row_of_a_graph_is_summed() -> None:
-    """Nothing ends a phase; with a cluster, nothing is exchanged."""
-    for direction, options, schedule in (
-        ("fwd", {}, tma(128, 1, 8, 2, "store", cluster=2, grid=2)),
-        ("bwd", {"blocks": 3}, tma(128, 1, 8, 2, "single", cluster=2)),
-    ):
-        spec = make_spec(Definition("scaled", scaled), direction, {"d": 8200, "dtype": "bf16"} | options)
-        run(spec, schedule, 5)
-
-
-def test_maxima_and_sums_that_end_one_phase() -> None:
-    for direction, options in (("fwd", {}), ("bwd", {"blocks": 3})):
-        spec = make_spec(Definition("peaked", peaked), direction, {"d": 8200, "dtype": "bf16"} | options)
-        run(spec, tma(128, 1, 8, 2, "store", cluster=2, grid=2), 7)
-        run(spec, cp_async(128, 2, 8, 2, grid=1), 3)
 
 
 @pytest.mark.parametrize("schedule", [tma(64, 8, 8, 2), registers(64, 8, 1)])
@@ -265,3 +98,45 @@ def test_what_is_loaded_before_the_rows_is_waited_for_before_them(cached: bool) 
     assert "bits_of" not in emit(lower(parse_spec("layernorm.fwd:d=7168,dtype=f16"), forward)), (
         "it loads nothing by row"
     )
+
+
+# ---- rows claimed from a counter ----
+
+
+def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
+    """No row is summed: its blocks have nothing to tell each other."""
+    spec = spec_of("plain.fwd:d=8192")
+    s = tma(128, 1, 4, 2, cluster=2, grid=2)
+    check(s, problem(spec.graph(), spec.d))
+    with pytest.raises(ScheduleError, match="row sums if a cluster shares the rows"):
+        check(replace(s, dynamic=True), problem(spec.graph(), spec.d))
+
+
+@pytest.mark.parametrize(("d", "dtype", "megabytes", "claims"), [
+    (8192, "bf16", 64, True),
+    (8192, "bf16", 8, False),  # rows enough for one round or two
+    (3072, "bf16", 64, False),  # short rows: the counter would be asked too often
+    (4096, "f32", 64, True),
+    (4096, "f32", 256, False),  # blocks that come and go keep the order as well
+    (7168, "bf16", 256, True),
+    (7168, "f32", 256, True),
+    (16384, "bf16", 64, True),  # long rows, one at a time
+    (16384, "bf16", 32, False),
+    (13824, "f16", 64, True),  # two of a block
+    (14336, "f16", 64, True),  # by pairs of blocks
+    (15360, "f16", 64, True),  # by a block that has one at a time
+    (20001, "bf16", 256, True),  # ragged: no cluster shares them
+    (12289, "f32", 64, True),
+    (32768, "bf16", 64, True),  # shared by a cluster
+    (32768, "bf16", 16, False),
+    (32768, "f32", 64, True),
+    (65536, "bf16", 64, True),  # by a larger one
+    (65536, "bf16", 32, False),
+    (131072, "bf16", 64, False),  # by the largest, where rows are endless
+    (131072, "bf16", 256, True),
+    (131072, "f32", 32, True),  # or pieces large
+])  # fmt: skip
+def test_where_rows_are_claimed(d: int, dtype: str, megabytes: int, claims: bool) -> None:
+    spec = parse_spec(f"layernorm.fwd:d={d},dtype={dtype}")
+    rows = megabytes * 2**20 // (4 if dtype == "f32" else 2) // d
+    assert next(candidates(problem(spec.graph(), d), default_device(), rows=rows)).dynamic is claims

@@ -1,13 +1,12 @@
 """Rows at two distances: if these fail, a form of kernel reads or stores some rows elsewhere, or divides too often."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import product
 
 import pytest
 
-import sampling
 from lngen.check.inputs import mismatches, random_inputs
 from lngen.compile import Compilation
 from lngen.emit import emit
@@ -15,7 +14,7 @@ from lngen.errors import ScheduleError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.headers import bundled
 from lngen.interpret import interpret
-from lngen.ir import WIDE, D, M
+from lngen.ir import D, M
 from lngen.launch.kernels import Distance
 from lngen.lower import Plan, lower
 from lngen.problem import Schedule, check, problem
@@ -24,101 +23,16 @@ from lngen.schedule import attempts
 from lngen.schedule.space import space
 from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import compile_ptx
-from plans import best, plan_of, run_checked
-from schedules import cp_async, multipass, registers, tma, unaligned
+from plans import plan_of
+from schedules import multipass, registers, unaligned
 
 pytest.importorskip("cupy")
 
 # ---- the bits, on the PTX executor ----
 
-# A spec, a schedule, and a number of rows with a number of inner rows: none, one, some that are left over, one each.
-Case = tuple[str, Schedule, tuple[tuple[int, int], ...]]
-
-FORWARD: list[Case] = [
-    ("rmsnorm.fwd:d=64,dtype=f16", registers(2, 64, 8), ((0, 4), (1, 3), (7, 3))),
-    ("layernorm.fwd:d=1000,dtype=bf16", registers(128, 1, 8, "cached"), ((5, 1), (5, 5))),
-    ("layernorm.fwd:d=99,dtype=f16", registers(16, 4, 1), ((9, 4), (6, 1))),
-    ("layernorm.fwd:d=12288,dtype=bf16", registers(128, 1, 8, cluster=2), ((5, 2),)),
-    ("rmsnorm.bwd:d=1024,dtype=bf16,wrt=x", registers(64, 1, 8), ((5, 2),)),
-    ("add_layernorm.fwd:d=96,dtype=f32", registers(32, 2, 4), ((7, 3),)),
-    ("layernorm.fwd:d=1000,dtype=bf16", cp_async(64, 2, 8, 2, "cached", grid=2), ((0, 1), (1, 4), (9, 4))),
-    ("rmsnorm.fwd:d=31,dtype=f64", cp_async(16, 2, 1, 2, grid=1), ((9, 2),)),
-    ("layernorm.fwd:d=1000,dtype=bf16", tma(64, 2, 8, 2, "store", grid=2), ((0, 1), (1, 4), (9, 4))),
-    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 2, 4, 3, "cached regs early", grid=1), ((9, 2),)),
-    ("layernorm.fwd:d=1024,dtype=bf16", tma(32, 1, 8, 2, "regs dynamic", grid=2), ((9, 4),)),
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(128, 1, 8, 2, "store cached", cluster=2, grid=1), ((5, 2),)),
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(256, 1, 8, 2, "regs early dynamic", cluster=2, grid=1), ((5, 3),)),
-    ("layernorm.fwd:d=9000,dtype=bf16", multipass(128, 8), ((0, 1), (5, 2))),
-]
-BACKWARD: list[Case] = [
-    ("layernorm.bwd:d=513,dtype=f32,blocks=3", registers(64, 8, 1, "prefetch"), ((0, 1), (7, 3))),
-    ("layernorm.bwd:d=1000,dtype=bf16,blocks=2", registers(64, 8, 8, "single"), ((0, 1), (17, 5))),
-    ("layernorm.bwd:d=777,dtype=bf16,wrt=beta,blocks=2", registers(64, 8, 1), ((11, 4),)),
-    ("add_rmsnorm.bwd:d=96,dtype=f32,blocks=2", registers(8, 64, 4, "prefetch"), ((40, 3),)),
-    ("rmsnorm.bwd:d=1002,dtype=bf16,blocks=2", cp_async(64, 8, 2, 2, "single"), ((19, 6),)),
-    ("layernorm.bwd:d=1000,dtype=f32,blocks=2", cp_async(64, 4, 4, 2, "regs"), ((9, 2),)),
-    ("layernorm.bwd:d=64,dtype=bf16,blocks=1", tma(4, 128, 8, 2, "store cached"), ((0, 1), (130, 7))),
-    ("layernorm.bwd:d=1000,dtype=bf16,blocks=2", tma(64, 8, 8, 2, "regs early single"), ((19, 4),)),
-    ("layernorm.bwd:d=16384,dtype=bf16,blocks=1", tma(256, 1, 8, 2, "cached", cluster=4), ((3, 2),)),
-    ("layernorm.bwd:d=8200,dtype=bf16,blocks=2", multipass(256, 8), ((0, 1), (7, 3))),
-    ("rmsnorm.bwd:d=9001,dtype=f32,blocks=2,save=none", multipass(256, 1), ((5, 2),)),
-]
-
-
-def distances(plan: Plan, inner: int, unit: int) -> dict[str, Distance]:
-    """Distances of which no two tensors have the same, all multiples of ``unit``: packed with gaps, or inner first."""
-    d, found = -(-plan.spec.d // unit) * unit, dict[str, Distance]()
-    for n, v in enumerate(v for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE):
-        near, many = d + (n + 1) * unit, 200  # more than the outer rows of any case
-        found[v.name] = (inner * near + (2 * n + 1) * unit, near) if n % 2 == 0 else (near, many * near + n * unit)
-    return found
-
 
 def two(text: str, schedule: Schedule) -> Plan:
     return plan_of(f"{text},strides=2", schedule)
-
-
-def factors(spec: str, s: Schedule, counts: object) -> tuple[object, ...]:
-    """What differs in kind from case to case: each is there in every run."""
-    head = spec.partition(":")[0]
-    return head, (s.form, s.cluster > 1, s.dynamic), s.tma_store, s.prefetch, s.single_launch, s.row_in_registers
-
-
-@sampling.grid(("spec", "schedule", "counts"), FORWARD + BACKWARD, factors, strength=1)
-def test_bits(spec: str, schedule: Schedule, counts: tuple[tuple[int, int], ...]) -> None:
-    plan = two(spec, schedule)
-    unit = max(plan.alignment(v) // v.type.dtype.size for v in (*plan.inputs, *plan.outputs))
-    for order, (rows, inner) in enumerate(counts):
-        run_checked(plan, rows, strides=distances(plan, inner, unit), inner=inner, order=order)
-
-
-def rows_of_numbers(b: GraphBuilder) -> None:
-    """No [M, D] tensor at all, but a kernel for rows."""
-    b.output("y", b.mul("p", b.input("u", M), b.input("w", M)))
-
-
-def result_alone(b: GraphBuilder) -> None:
-    """An [M, D] result without such an input."""
-    b.output("y", b.mul("p", b.input("u", M), b.input("gamma", D)))
-
-
-@pytest.mark.parametrize("graph", [rows_of_numbers, result_alone])
-def test_kernels_that_read_no_matrix(graph: Callable[[GraphBuilder], None]) -> None:
-    spec = make_spec(Definition(graph.__name__, graph), "fwd", {"d": 64, "strides": 2})
-    plan = best(spec)
-    assert ("inner" in {a.kind for a in plan.kernels[0].arguments}) == (graph is result_alone)
-    run_checked(plan, 7, strides={"y": (400, 96)}, inner=3)
-
-
-def test_rows_at_one_distance_lie_at_two_as_well() -> None:
-    plan = two("rmsnorm.fwd:d=64,dtype=f16", registers(2, 64, 8))
-    for inner in (1, 2, 7):
-        run_checked(plan, 5, strides={"x": 72}, inner=inner)
-
-
-def test_any_address_and_odd_distances() -> None:
-    plan = two("layernorm.fwd:d=100,dtype=f16", registers(32, 1, 1))
-    run_checked(plan, 7, strides={"x": (407, 101), "y": (309, 103)}, inner=3, offset=1)
 
 
 # ---- what has to be wrong ----

@@ -2,11 +2,15 @@
 
 import pytest
 
+from lngen.emit import emit
 from lngen.errors import PtxError
 from lngen.ptx import parse
 from lngen.ptx.parser import integer
 from lngen.ptx.program import DTYPES, immediate
+from lngen.toolchain import compile_ptx
+from plans import plan_of
 from ptx_source import bound
+from schedules import registers
 
 
 @pytest.mark.parametrize(("text", "number"), [
@@ -39,3 +43,18 @@ def test_a_line_names_the_kernel_s_line_through_all_calls_that_were_inlined() ->
     head = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry k()\n{\n.reg .b32 %r<2>;\n"
     found = [(i.loc.line, i.loc.inlined_at) for i in parse(f"{head}{code}ret;\n}}\n").entries["k"].instructions[:6]]
     assert found == [(20, 0), (7, 20), (3, 20), (30, 0), (7, 30), (3, 30)]
+
+
+def test_the_text_of_a_plan() -> None:
+    """An entry for each kernel, with its parameters; instructions know their line, and the same without lines."""
+    plan = plan_of("layernorm.bwd:d=64,dtype=f32", registers(16, 64, 4))
+    text = compile_ptx(emit(plan), "sm_90", lines=True)
+    module, lines = parse(text), text.splitlines()
+    assert list(module.entries) == [k.name for k in plan.kernels]
+    assert module.target == "sm_90"
+    entry = module.entries[plan.kernels[0].name]
+    assert len(entry.params) == len(plan.kernels[0].arguments)
+    assert all(i.opcode in lines[i.line - 1] for i in entry.instructions)
+    assert any(i.loc.inlined_at for i in entry.instructions)
+    plain = parse(compile_ptx(emit(plan), "sm_90")).entries[entry.name]
+    assert [i.text for i in plain.instructions] == [i.text for i in entry.instructions]
