@@ -253,12 +253,12 @@ CASES = [(s, t) for s in STRUCTURES for t in ("f16", "bf16", "f32", "f64")]
 
 @sampling.grid(("structure", "dtype"), CASES, strength=1)
 def test_every_structure_has_a_schedule_without_spills(structure: str, dtype: str) -> None:
-    """Two arches for each structure and dtype; every arch meets every structure that exists there."""
+    """One arch beside sm_90 for each structure and dtype, another for each."""
     pytest.importorskip("cupy")
     text, form = STRUCTURES[structure]
     spec = parse_spec(f"{text},dtype={dtype}")
     at = CASES.index((structure, dtype))
-    for arch in {ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7], "sm_90"}:
+    for arch in {ARCHES[at % 7], "sm_90"}:
         if capability(arch) < MINIMUM_ARCH[form]:
             continue
         schedules = ranked(problem(spec.graph(), spec.d), device_for(arch))

@@ -14,12 +14,10 @@ from fake_gpu import FakeGpu
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
 from lngen.check.oracles import SLACK, excess
-from lngen.compile import Compilation
 from lngen.contract import described
 from lngen.devices import default_device
 from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
-from lngen.inspect.traffic import measure
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, numerics, parse
 from lngen.ir.evaluate import evaluate
@@ -185,7 +183,7 @@ EDITS = {
 @pytest.mark.parametrize("what", EDITS)
 def test_another_attribute_is_other_bits_and_kernels_follow(what: str) -> None:
     describe, old, new = EDITS[what]
-    spec, rows = spec_of(describe, d=1000), 3000 if describe is loss else 3
+    spec, rows = spec_of(describe, d=1000), 1100 if describe is loss else 3
     if describe is loss:
         spec = spec_of(describe, d=8)
     graph = edited(spec.graph(), old, new)
@@ -220,11 +218,6 @@ def test_the_sum_of_a_vector_has_the_order_of_a_row_of_f32(d: int, dtype: str) -
     assert eqns["t"].attrs == eqns["column"].attrs
 
 
-def test_maxima_have_no_attributes_and_change_no_order() -> None:
-    graph = spec_of(columns, d=4096, dtype="bf16").graph()
-    assert all(dict(e.attrs).keys() == {"axis"} for e in graph.eqns if e.op == "reduce_max")
-
-
 def test_a_forward_keeps_its_bits_when_it_also_averages_a_loss() -> None:
     """A sum over rows of numbers of rows makes no row shorter: the order of the rows' sums stays."""
 
@@ -248,13 +241,6 @@ def test_a_forward_keeps_its_bits_when_it_also_averages_a_loss() -> None:
 # ---- around the kernels ----
 
 
-def test_numbers_are_arrays_of_no_dimensions() -> None:
-    norm = lngen.compile(everything, d=8)
-    found, _ = norm.forward(np.ones((4, 8), np.float32))
-    assert [np.shape(a) for a in found] == [(), ()]
-    assert [float(a) for a in found] == [1.0, 1.0]
-
-
 def test_numbers_on_a_gpu_are_arrays_of_no_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
     norm = lngen.compile(scaled, d=8)
@@ -265,7 +251,7 @@ def test_numbers_on_a_gpu_are_arrays_of_no_dimensions(monkeypatch: pytest.Monkey
     assert [k.role for k in gpu.launched[-1].plan.kernels] == ["rows", "finish", "numbers"]
 
 
-@pytest.mark.parametrize("on", ["interpreter", "ptx"])
+@pytest.mark.parametrize("on", ["ptx"])
 def test_numbers_are_files_of_no_dimensions(tmp_path: Path, on: str) -> None:
     graph = tmp_path / "loss.graph"
     graph.write_text(str(spec_of(loss).forward()), encoding="utf-8")
@@ -287,17 +273,3 @@ def test_a_manifest_has_numbers_without_axes() -> None:
     number = next(t for t in found["tensors"] if t["name"] == "by_rows")
     assert (number["axes"], number["shape"], number["layout"], number["alignment"]) == ([], [], "contiguous", 4)
     assert found["kernels"][-1]["launch_for_no_rows"]
-
-
-def test_traffic_counts_the_numbers() -> None:
-    spec = spec_of(everything, d=64)
-    kernels = Compilation(spec).kernels(schedules(spec)[0])
-    measured = measure(kernels, random_inputs(spec, 8))
-    assert measured[-1].moved["by_rows"] == (0, 4)
-    assert measured[-1].moved["row"] == (8 * 4, 0)
-
-
-def test_the_plan_of_maxima_is_readable() -> None:
-    text = str(lower(spec_of(columns), schedules(spec_of(columns))[0]))
-    assert re.search(r"column max +m mz", text)
-    assert re.search(r"accumulate +s sz", text)

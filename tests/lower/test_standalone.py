@@ -175,15 +175,6 @@ def assert_same_kernels(together: str, texts: Iterable[str]) -> None:
 
 
 @pytest.mark.full
-def test_the_golden_set_is_one_translation_unit() -> None:
-    """Last to first; the structures below come first to last."""
-    texts = [text_of(*case) for case in GOLDEN]
-    together = "".join(reversed(texts))
-    assert_same_kernels(ptx(together), texts)
-    assert compile_cubin(together, ARCH).resources.keys() == opcodes(ptx(together)).keys()
-
-
-@pytest.mark.full
 def test_every_structure_shares_a_translation_unit() -> None:
     texts = [text_of(*case) for case in STRUCTURES]
     assert_same_kernels(ptx("".join(texts)), texts)

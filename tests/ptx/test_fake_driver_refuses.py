@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from c_calls import STATUS
-from c_launcher import ADDRESS, INT, POINTER, allocate, begin, function_of, launch, load, upload
+from c_launcher import ADDRESS, INT, POINTER, allocate, function_of, launch, load, upload
 from fake_driver import FakeDriver
 from fake_images import made_up_cubin
 from fake_kernels import ADD, DOUBLE, started
@@ -224,10 +224,3 @@ def test_what_ctypes_would_pass_on_wrongly() -> None:
     function = loaded(gpu)
     with pytest.raises(AssertionError, match="'k' has 2 parameters, and the table of arguments 3 pointers"):
         launch(gpu, function, (1,), 32, [INT(), INT(), INT()])
-
-
-def test_a_second_start_changes_nothing() -> None:
-    gpu = started()
-    context = gpu.context
-    begin(gpu)
-    assert gpu.context == context

@@ -115,20 +115,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     cluster_sync();
 }"""  # fmt: skip
 
-ARRIVALS = HELPERS + """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
-    __shared__ unsigned long long bar;
-    unsigned t = threadIdx.x;
-    if (t == 0) init(&bar, 32);
-    cluster_sync();
-    unsigned to = rank() ^ 1;
-    asm volatile("st.shared::cluster.u32 [%0], %1;" :: "r"(map(s + t, to)), "r"(100 * blockIdx.x + t) : "memory");
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(map(&bar, to)) : "memory");
-    wait(&bar, 0);
-    o[32 * blockIdx.x + t] = s[31 - t];
-    cluster_sync();
-}"""  # fmt: skip
-
 GENERIC = """extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
     __shared__ unsigned s[32];
     unsigned long long far; unsigned r, v;
@@ -193,7 +179,6 @@ def samples() -> dict[str, Sample]:
         "store": sample(stored, 4, 128),
         "reduce": sample(red, 4, 128),
         "remote": sample(REMOTE, 4, 128, 100 * (b ^ 1) + t),
-        "arrivals": sample(ARRIVALS, 2, 64, np.r_[131:99:-1, 31:-1:-1]),
         "generic": Sample(GENERIC, 2, 32, (np.zeros(64, U4),), 2 * (np.arange(64) // 32 ^ 1) + 31),
     }
 
@@ -235,6 +220,9 @@ FOUND: dict[str, list[tuple[str, ...]]] = {
     "arrive": [
         ("",), ("shared-race|uninitialised", COME, ""), ("", f"    {STAY}\n", ""),
         ("shared-race", "arrive.release.cluster", "arrive.relaxed.cluster"),
+        # Those who arrive and those who wait both name the cluster.
+        ("shared-race", "arrive.release.cluster", "arrive.release.cta"),
+        ("shared-race", "parity.acquire.cluster", "parity.acquire.cta"),
         ("deadlock", "init(&bar, 64)", "init(&bar, 65)"), ("shared-race", "init(&bar, 64)", "init(&bar, 63)"),
     ],
     # A relaxed wait shows nothing before a fence; a restricted one is none for global memory.
@@ -264,11 +252,6 @@ FOUND: dict[str, list[tuple[str, ...]]] = {
         ("=async-read early-exit", WAITS, "try_wait.parity.relaxed.cluster"),
         ("", WAITS, "try_wait.parity.relaxed.cluster", "o[32", f"{WHOLE}\n    o[32"),
         ("async-read", WAITS, "try_wait.parity.relaxed.cta", "o[32", f"{WHOLE}\n    o[32"),
-    ],
-    # Those who arrive and those who wait both name the cluster.
-    "arrivals": [
-        ("",), ("shared-race", "arrive.release.cluster", "arrive.release.cta"),
-        ("shared-race", "parity.acquire.cluster", "parity.acquire.cta"),
     ],
 }  # fmt: skip
 
