@@ -34,29 +34,6 @@ extern "C" __global__ void k(unsigned* o) {
     cluster_sync(); // stay
 }"""  # fmt: skip
 
-STATISTICS = HELPERS + """
-extern "C" __global__ void __cluster_dims__(4, 1, 1) k(float* o) {
-    __shared__ __align__(16) float2 part[2][4];
-    __shared__ unsigned long long bar[2];
-    unsigned t = threadIdx.x;
-    if (t == 0) { init(bar, 1); init(bar + 1, 1); }
-    cluster_sync();
-    for (int n = 0; n < 4; ++n) {
-        int turn = n & 1;
-        if (t == 0) expect(bar + turn, 32);
-        if (t < 4) {
-            asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
-                :: "r"(map(&part[turn][rank()], t)), "f"(float(rank() + n)), "f"(1.0f), "r"(map(bar + turn, t))
-                : "memory");
-        }
-        wait(bar + turn, n / 2 & 1); // come
-        float a = 0, b = 0;
-        for (int r = 0; r < 4; ++r) { a += part[turn][r].x; b += part[turn][r].y; }
-        __syncthreads();
-        o[(blockIdx.x * 4 + n) * 32 + t] = a + b;
-    }
-    cluster_sync(); // stay
-}"""  # fmt: skip
 
 ARRIVE = HELPERS + """
 extern "C" __global__ void __cluster_dims__(2, 1, 1) k(unsigned* o) {
@@ -169,8 +146,6 @@ def samples() -> dict[str, Sample]:
         "vectors, many": sample(VECTORS, 400, 51200, vectors(400)),
         "read": sample(READ, 4, 128, pair, cluster=(2,)),
         "read, other order": sample(READ, 4, 128, pair, cluster=(2,), order=2),
-        "statistics": sample(STATISTICS, 8, 1024, np.repeat(np.tile(10 + 4 * np.arange(4), 8), 32)),
-        "statistics, other order": sample(STATISTICS, 8, 1024, order=2),
         "arrive": sample(ARRIVE, 2, 64, (pair + 7)[:64]),
         "arrive, relaxed": sample(relaxed, 2, 64),
         "arrive, global memory": sample(across, 2, 128),
@@ -208,15 +183,6 @@ FOUND: dict[str, list[tuple[str, ...]]] = {
         ("=early-exit", STAY, RELAXED.replace(".aligned", "")),
     ],
     "read, other order": [("",), ("=early-exit", STAY, "")],
-    "statistics": [
-        ("",), ("async-read|uninitialised|deadlock", "wait(bar + turn, n / 2 & 1); // come", ""),
-        ("deadlock|async-read", "expect(bar + turn, 32)", "expect(bar + turn, 24)"),
-        ("deadlock", "expect(bar + turn, 32)", "expect(bar + turn, 40)"),
-        ("out-of-bounds", '"r"(map(bar + turn, t))', '"r"(map(bar + turn, 0))'),
-        ("misaligned", "&part[turn][rank()], t", "&part[turn][rank()].y, t"),
-        ("deadlock|async-read|shared-race", "int turn = n & 1;", "int turn = 0;"),
-    ],
-    "statistics, other order": [("",)],
     "arrive": [
         ("",), ("shared-race|uninitialised", COME, ""), ("", f"    {STAY}\n", ""),
         ("shared-race", "arrive.release.cluster", "arrive.relaxed.cluster"),
@@ -247,6 +213,11 @@ FOUND: dict[str, list[tuple[str, ...]]] = {
     "remote": [
         ("",), ("=shared-race", INITIAL, ""), ("", INITIAL, WHOLE),
         ("", "arrive.relaxed.aligned", "arrive.release.aligned", INITIAL, ""),
+        ("async-read|uninitialised|deadlock", "wait(&bar, 0);", ""),
+        ("deadlock", "expect(&bar, 128)", "expect(&bar, 136)"),
+        ("deadlock|async-read", "expect(&bar, 128)", "expect(&bar, 120)"),
+        ("out-of-bounds", 'map(&bar, rank() ^ 1)) : "memory");\n    wait', 'map(&bar, rank())) : "memory");\n    wait'),
+        ("misaligned", "map(s + t, rank() ^ 1)", "map(s + t, rank() ^ 1) + 2"),
         ("shared-race", INITIAL, WHOLE.replace("cluster", "cta")),
         ("=async-read early-exit", WAITS, "try_wait.parity.acquire.cta"),
         ("=async-read early-exit", WAITS, "try_wait.parity.relaxed.cluster"),
