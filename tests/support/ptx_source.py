@@ -158,7 +158,8 @@ def judge(outcome: Outcome, expected: str, want: Any = None) -> None:
         assert found == {*head.split()}, outcome.findings
     else:
         assert found & {*head.split("|")}, outcome.findings
-    assert not text or any(re.search(text, f.message) for f in outcome.findings if f.kind in head), outcome.findings
+    said = [f.message for f in outcome.findings if f.kind in re.split("[| ]", head)]
+    assert not text or any(re.search(text, message) for message in said), said
 
 
 def edits(table: Mapping[str, Sequence[tuple[str, ...]]]) -> pytest.MarkDecorator:
