@@ -130,20 +130,6 @@ def test_out_has_a_place_for_every_gradient() -> None:
             np.testing.assert_array_equal(a, b)
 
 
-def test_out_of_the_stream_over_the_residual() -> None:
-    """h takes residual's place, as a model updates its stream; backward reads h, so that nothing is lost."""
-    norm = norm_of("add_layernorm", dtype="bf16")
-    y, _, cotangents, found = step(norm)
-    inputs, _ = arrays_for(norm)
-    (y1, h), saved1 = norm.forward(**inputs, out=(None, inputs["residual"], *(None,) * 2))
-    assert h is inputs["residual"]
-    np.testing.assert_array_equal(y1, y[0])
-    np.testing.assert_array_equal(h, y[1])
-    assert saved1.overwritten == ("residual",)
-    for a, b in zip(norm.backward(cotangents, saved1), found, strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 # ---- accumulate ----
 
 

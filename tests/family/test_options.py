@@ -1,17 +1,25 @@
-"""If these fail, a key of a spec is taken wrongly."""
+"""If these fail, a key of a spec is taken wrongly, or an eps by value gives other bits than one baked in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 import lngen
-from lngen.check.inputs import random_inputs
+from lngen.check.inputs import mismatches, random_inputs
+from lngen.check.oracles import layernorm_forward
 from lngen.errors import SpecError
-from lngen.graphs import Definition, GraphBuilder
+from lngen.graphs import GRAPHS, Definition, GraphBuilder, Options
 from lngen.interpret import interpret
-from lngen.ir import D, M, parse
-from lngen.spec import KEYS, Spec, make_spec, parse_spec
+from lngen.ir import RULES, RUN, ByValue, D, DType, Graph, M, has_segments, parse, values_of
+from lngen.ir.numerics import Array
+from lngen.passes.edit import substitute
+from lngen.spec import KEYS as EVERY
+from lngen.spec import Spec, make_spec, parse_spec
+from plans import own_spec
+from test_family import KEYS, text
 
 Describe = Callable[[GraphBuilder], object]
 
@@ -29,12 +37,12 @@ def own(describe: Describe, direction: str = "fwd", **keys: object) -> Spec:
 # ---- what a description declares ----
 
 
-@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("key", EVERY)
 def test_a_key_of_every_graph_is_no_option(key: str) -> None:
     with pytest.raises(SpecError) as error:
         own(lambda b: b.option(key, 1.0))
     assert str(error.value) == (
-        f"graph 'own' has an option called '{key}', which is expected to be none of {', '.join(KEYS)}: these are "
+        f"graph 'own' has an option called '{key}', which is expected to be none of {', '.join(EVERY)}: these are "
         "options of every graph; choose another name."
     )
 
@@ -133,10 +141,154 @@ def test_where_a_weight_is_0_the_rest_of_the_gradient_is_right() -> None:
 
 def test_saved_names_are_in_their_order() -> None:
     """Names that say what the default says are the default."""
-    for save, text in (
+    for save, said in (
         ("rstd+mean", ""), ("mean+rstd", ""), ("stats", ""), ("none", ",save=none"), ("rstd", ",save=rstd"),
         ("y", ",save=y"), ("rstd+y", ",save=y+rstd"),
     ):  # fmt: skip
-        assert str(parse_spec(f"layernorm.bwd:d=8,save={save}")) == f"layernorm.bwd:d=8,dtype=f32{text}"
+        assert str(parse_spec(f"layernorm.bwd:d=8,save={save}")) == f"layernorm.bwd:d=8,dtype=f32{said}"
     assert parse_spec("add_rmsnorm.bwd:d=8,save=h").save == "stats"
     assert parse_spec("add_rmsnorm.bwd:d=8,save=rstd").save == "rstd"
+
+
+F32 = DType.F32
+NAMES = [n for n, graph in GRAPHS.items() if graph.builder(Options(F32, F32, F32)).takes_eps]
+WAYS = ("fwd", "bwd")
+LONG = 70000  # elements of a row that has segments
+ODD = 0.0123  # an eps that no other constant of a graph equals
+
+
+def run_time(spec: str) -> Spec:
+    return parse_spec(f"{spec},eps=run")
+
+
+def baked(spec: Spec, eps: float) -> Spec:
+    """The same spec with an eps; a spec's text has none below zero."""
+    return replace(spec, eps=eps)
+
+
+def with_parameters(graph: Graph, eps: float, by_value: tuple[ByValue, ...]) -> Graph:
+    """``graph`` with its constants of ``eps`` replaced by the parameters."""
+    constants = {e.out: v for e in graph.eqns for v in by_value if e.op == "const" and e.out.name == v.name}
+    assert all(graph.producers()[c].value == RULES[v.rule].of(eps) for c, v in constants.items())
+    kept = replace(graph, eqns=tuple(e for e in graph.eqns if e.out not in constants))
+    return substitute(kept, dict(constants))
+
+
+# ---- graphs ----
+
+
+def test_all_graphs_but_those_without_eps_take_it_at_run_time() -> None:
+    assert set(GRAPHS) - set(NAMES) == {"dyt", "softmax", "log_softmax", "cross_entropy"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_graph_is_the_baked_one_with_parameters_for_constants(name: str) -> None:
+    """Whatever the options, forward and backward, of short and of long rows: so the bits are those of any eps."""
+    taken = set()
+    for n, (keys, way) in enumerate(product((k for k in KEYS[name] if "eps=" not in k), WAYS)):
+        spec = run_time(text(name, way, keys, (7, 7, LONG, LONG)[n % 4]))
+        graph, same = spec.graph(), baked(spec, ODD).graph()
+        assert graph.tensors == same.params, spec
+        moved = with_parameters(same, ODD, graph.by_value)
+        assert (graph.eqns, graph.results, graph.attrs) == (moved.eqns, moved.results, moved.attrs), spec
+        taken |= {(way, v.rule) for v in graph.by_value}
+    assert {("fwd", "eps"), ("bwd", "eps")} <= taken
+    assert (("bwd", "eps_squared") in taken) == (name == "l2norm")
+
+
+@pytest.mark.parametrize("spec", ["layernorm.bwd:d=64", "add_rmsnorm.bwd:d=64", "l2norm.bwd:d=64"])
+def test_a_backward_that_needs_no_eps_takes_none(spec: str) -> None:
+    assert run_time(spec).graph().by_value == ()
+    assert [v.rule for v in run_time(f"{spec},save=none").graph().by_value] == ["eps"]
+
+
+def test_the_text_of_a_spec_and_its_graph_say_so() -> None:
+    spec = run_time("l2norm.bwd:d=64,guard=max,dtype=f64,save=none")
+    assert str(spec) == "l2norm.bwd:d=64,dtype=f64,guard=max,eps=run,save=none"
+    assert parse_spec(str(spec)) == spec
+    assert spec.slug == "l2norm_bwd__f64_d64_epsrun_savenone_set_guard_max"
+    assert "(%dy: f64[M, D], %x: f64[M, D], %eps2: f64[] by value of eps_squared) ->" in str(spec.graph())
+    assert all(parse(str(graph)) == graph for graph in spec.trace().values())
+
+
+# ---- where a baked eps of 0 gives another graph ----
+
+LAYERNORMS = [n for n in NAMES if "layernorm" in n]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_long_rows_of_layernorms_depend_on_whether_eps_is_zero(name: str) -> None:
+    """Their elements are measured from the mean of the row, or under eps=run from those of the segments."""
+    for d in (7, LONG):
+        for way in ("fwd:", "bwd:wrt=x,save=none,"):
+            spec = parse_spec(f"{name}.{way}d={d},eps=run")
+            differs = [eps for eps in (0.0, 1e-46, 7e-46, 1e-45, 1e-12, 0.9) if is_other(spec, eps)]
+            here = name in LAYERNORMS and d == LONG and rescales(spec)
+            assert differs == ([0.0, 1e-46, 7e-46] if here else [])
+
+
+def is_other(spec: Spec, eps: float) -> bool:
+    """Whether a baked eps gives other equations than one that is passed; constants that are equal count once."""
+    made = baked(spec, eps).graph()
+    return [e.op for e in made.eqns if e.op != "const"] != [e.op for e in spec.graph().eqns if e.op != "const"]
+
+
+def rescales(spec: Spec) -> bool:
+    """Whether scaled elements are computed from those of segments."""
+    return any(e.op == "mul" and e.out.name.startswith("shift") for e in spec.graph().eqns)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-46])
+def test_long_rows_with_an_eps_of_zero_are_right_all_the_same(eps: float) -> None:
+    spec = run_time(f"layernorm.fwd:d={LONG}")
+    inputs = random_inputs(spec, 3, eps=eps)
+    run, fixed = interpret(spec.graph(), inputs), interpret(baked(spec, eps).graph(), without_numbers(spec, inputs))
+    assert has_segments(spec.graph())
+    assert mismatches(run, fixed)  # the one case in which the bits are others
+    want = layernorm_forward(*(inputs[n].astype(np.float64) for n in ("x", "gamma", "beta")), eps)[0]
+    for found in (run, fixed):
+        np.testing.assert_allclose(found["y"], want, rtol=2e-6, atol=2e-6)
+
+
+# ---- bits ----
+
+
+def without_numbers(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    return {v.name: inputs[v.name] for v in spec.graph().tensors}
+
+
+def test_numbers_are_rounded_once_from_the_double_that_the_rule_gives() -> None:
+    """What a float of eps would give: the square of 1e-7 in f32 is another float."""
+    graph = run_time("l2norm.fwd:d=8,guard=max").graph()
+    (value,) = values_of(graph, 0.1).values()
+    assert (value.dtype, value.shape) == (np.float32, ())
+    assert value == np.float32(0.1 * 0.1) != np.float32(0.1) * np.float32(0.1)
+    assert values_of(graph, 0.0)["eps2"] == np.float32(2.0**-126)
+    assert values_of(graph, 1e200)["eps2"] == np.inf
+
+
+# ---- graphs of one's own ----
+
+
+def weights_first(b: GraphBuilder) -> None:
+    """Linear in all of its parameters, if eps is one of them, and in none that is an array."""
+    gamma, x = b.input("gamma", D), b.input("x", M, D)
+    h = x + b.eps()
+    b.output("y", h * gamma * b.sum(x))
+    b.output("columns", b.sum(h, M), dtype="f32")
+
+
+def test_eps_decides_no_order_of_sums() -> None:
+    """It is no cotangent: rows are shared by as many blocks as with a constant."""
+    run, fixed = (own_spec(weights_first, d=8192, eps=eps).graph() for eps in (RUN, ODD))
+    assert [e.attrs for e in run.eqns] == [e.attrs for e in fixed.eqns if e.out.name != "eps"]
+
+
+def test_the_text_of_a_graph_has_its_numbers() -> None:
+    """Without and with the key, which says nothing new."""
+    graph = run_time("layernorm.fwd:d=8").forward()
+    given = Definition.from_graph(graph)
+    spec = make_spec(given, "bwd", {"d": 8, "save": "none"})
+    assert [v.rule for v in spec.graph().by_value] == ["eps"]
+    assert str(spec).endswith(":d=8,dtype=f32,eps=run,save=none")
+    assert make_spec(given, "bwd", {"d": 8, "save": "none", "eps": "run"}) == spec

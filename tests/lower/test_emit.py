@@ -1,4 +1,4 @@
-"""Emitted CUDA: if these fail, its text differs from run to run, is untidy, or does not compile."""
+"""Emitted CUDA and its headers: if these fail, the text differs from run to run, is untidy, or does not compile."""
 
 import getpass
 import hashlib
@@ -8,6 +8,7 @@ import platform
 import re
 import stat
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,22 @@ from jinja2 import Environment, FileSystemLoader, UndefinedError
 import lngen
 import sampling
 from lngen.compile import KernelSet
+from lngen.config import data_dir
 from lngen.devices import capability, device_for
 from lngen.emit import WIDTH, emit, environment, laid_out
-from lngen.errors import EmitError
+from lngen.errors import CompileError, EmitError
 from lngen.graphs import Definition
 from lngen.graphs.norms import layernorm
+from lngen.headers import HEADER_OF, PROVIDES, SEARCH, bundled, included, includes, text_of
 from lngen.ir import parse, print_graph
 from lngen.lower import Plan, lower
 from lngen.problem import problem
 from lngen.problem.schedule import MINIMUM_ARCH
 from lngen.schedule import MOST_TRIED, ranked
 from lngen.spec import make_spec, parse_spec
-from lngen.toolchain import ARCHES, nvrtc
+from lngen.toolchain import ARCHES, compile_ptx, nvrtc
 from paths import ROOT
-from plans import PLANS, notes, plan_of
+from plans import PLANS, notes, plan_of, plans_of_every_template
 
 
 @pytest.fixture(params=PLANS)
@@ -84,6 +87,7 @@ def unwrapped(text: str) -> str:
     (f"a;  // %{'n' * 114}\nb;  // m", f"// %{'n' * 114}\na;\nb;  // m\n"),
     (f"f({'a, ' * 50}b);  // why", f"f({'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b);  // why\n"),
     (f"f(\n{'a, ' * 50}b)\n{{\n}}", f"f(\n    {'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b)\n{{\n}}\n"),
+    (f"f({'a' * 130});", f"f({'a' * 130});\n"),  # nowhere to break
     (f"f({'a, ' * 50}b);", f"f({'a, ' * 38}".rstrip() + f"\n    {'a, ' * 12}b);\n"),
     ("// {\na;", "// {\na;\n"),
     ('s = "{";\na;', 's = "{";\na;\n'),
@@ -253,12 +257,12 @@ CASES = [(s, t) for s in STRUCTURES for t in ("f16", "bf16", "f32", "f64")]
 
 @sampling.grid(("structure", "dtype"), CASES, strength=1)
 def test_every_structure_has_a_schedule_without_spills(structure: str, dtype: str) -> None:
-    """Two arches for each structure and dtype; every arch meets every structure that exists there."""
+    """One arch beside sm_90 for each structure and dtype, another for each."""
     pytest.importorskip("cupy")
     text, form = STRUCTURES[structure]
     spec = parse_spec(f"{text},dtype={dtype}")
     at = CASES.index((structure, dtype))
-    for arch in {ARCHES[2 * at % 7], ARCHES[(2 * at + 1) % 7], "sm_90"}:
+    for arch in {ARCHES[at % 7], "sm_90"}:
         if capability(arch) < MINIMUM_ARCH[form]:
             continue
         schedules = ranked(problem(spec.graph(), spec.d), device_for(arch))
@@ -278,3 +282,104 @@ def test_every_structure_has_a_schedule_without_spills(structure: str, dtype: st
             if not tried[-1][1]:
                 break
         assert not tried[-1][1], (arch, tried)
+
+
+TEXTS = {header: text_of(header) for header in PROVIDES}
+COMMENT = re.compile(r"//.*")
+
+
+@cache
+def kernels() -> tuple[str, ...]:
+    """Kernels that take every template between them, without their headers and comments."""
+    return tuple(COMMENT.sub("", emit(plan)) for plan in plans_of_every_template())
+
+
+def declared(text: str) -> set[str]:
+    """The names that a header declares in its namespace: types and functions."""
+    code = COMMENT.sub("", text[text.index("namespace lngen {") :])
+    types = re.findall(r"^(?:template <[^;{]*?>\s*)?(?:struct|union) (?:alignas\(.*?\) )?(\w+)", code, re.MULTILINE)
+    functions = re.findall(r"^(?:\S.*)?__device__ [^;{]*?(\w+)\(", code, re.MULTILINE)
+    return {*types, *functions}
+
+
+def words(code: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", COMMENT.sub("", code)))
+
+
+def test_the_table_names_every_header_and_what_it_declares() -> None:
+    folder = data_dir("templates") / "include" / "lngen"
+    assert sorted(PROVIDES) == sorted(path.stem for path in folder.iterdir())
+    assert {header: sorted(declared(text)) for header, text in TEXTS.items()} == {
+        header: sorted(names.split()) for header, names in PROVIDES.items()
+    }
+
+
+@pytest.mark.parametrize("header", PROVIDES)
+def test_a_header_can_be_read_alone(header: str) -> None:
+    """It says what it is for, how it is used, and includes the headers of the names it uses, but no others."""
+    text = TEXTS[header]
+    assert text.startswith(f"// {header}.cuh: ")
+    about = text[: text.index("#ifndef")]
+    assert re.search(r"^//     \S", about, re.MULTILINE), "a usage line"
+    assert set(re.findall(r"[A-Za-z_]\w*", about)) & {*PROVIDES[header].split()}, "a name of its own in it"
+    assert f"#ifndef LNGEN_{header.upper()}_CUH\n#define LNGEN_{header.upper()}_CUH\n" in text
+    needed = {HEADER_OF[name] for name in words(text) if name in HEADER_OF} - {header}
+    listed = re.findall(r'#include "lngen/(\w+)\.cuh"', text)
+    assert listed == sorted(listed)
+    reached = {name.removeprefix("lngen/").removesuffix(".cuh") for name in included(text)}
+    assert {*listed} <= needed <= reached
+
+
+@pytest.mark.parametrize("header", PROVIDES)
+def test_a_header_compiles_alone(header: str) -> None:
+    pytest.importorskip("cupy")
+    source = f'#include "lngen/{header}.cuh"\n' * 2 + 'extern "C" __global__ void k() {}\n'
+    assert ".entry k" in compile_ptx(source, "sm_90", name=f"{header}.cu")
+
+
+def test_every_name_of_the_headers_is_used() -> None:
+    """By a kernel, by the text of an op, by another header or in its own."""
+    ops = (path.read_text(encoding="utf-8") for path in (Path(lngen.__file__).parent / "ir").glob("*.py"))
+    used = set[str]().union(*map(words, (*kernels(), *ops)))
+    for header, text in TEXTS.items():
+        for name in PROVIDES[header].split():
+            elsewhere = set[str]().union(*(words(t) for other, t in TEXTS.items() if other != header))
+            assert name in used | elsewhere or len(re.findall(rf"\b{name}\b", COMMENT.sub("", text))) > 1, name
+
+
+def test_a_kernel_includes_the_headers_whose_names_it_uses() -> None:
+    for text in kernels():
+        body = text[text.index("namespace lngen {") :]
+        assert includes(body) in text
+        assert {HEADER_OF[name] for name in words(body) if name in HEADER_OF} == {
+            *re.findall(r'#include "lngen/(\w+)\.cuh"', text)
+        }
+    assert includes("pdl_wait();  // tma_load\n") == '#include "lngen/launch.cuh"'
+    assert includes("int a;") == ""
+
+
+def test_a_bundle_stands_alone_and_compiles_to_the_same() -> None:
+    pytest.importorskip("cupy")
+    text = emit(plan_of(*PLANS["row"]))
+    bundle = bundled(text)
+    assert "#include" in text
+    assert "#include" not in bundle
+    assert bundled(bundle) == bundle
+    assert SEARCH in text.split("\n\n")[0]  # and a bundle needs no -I
+    assert SEARCH not in bundle
+    assert bundle.endswith(text[text.index("namespace lngen {") :])
+    one, other = (compile_ptx(t, "sm_90", name="k.cu") for t in (text, bundle))
+    assert one == other
+    assert compile_ptx(bundle + bundled(emit(plan_of(*PLANS["columns"]))), "sm_90", name="two.cu").count(".entry") > 1
+
+
+def test_an_error_in_a_header_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cupy")
+    broken = TEXTS["launch"].replace("inline", "inlin", 1)
+    monkeypatch.setattr("lngen.headers.text_of", lambda header: broken if header == "launch" else TEXTS[header])
+    line = broken[: broken.index("__forceinlin__")].count("\n") + 1
+    with pytest.raises(CompileError) as error:
+        compile_ptx(emit(plan_of(*PLANS["row"])), "sm_90", name="row.cu")
+    assert f"lngen/launch.cuh({line}): error" in str(error.value)
+    assert "lngen/launch.cuh:\n" in str(error.value)
+    assert f"> {line} | __device__ __forceinlin__ void pdl_wait() {{" in str(error.value)

@@ -9,25 +9,21 @@ import numpy as np
 import pytest
 
 import lngen
-import sampling
 from commands import call
 from fake_gpu import FakeGpu
 from lngen.check.differences import gradient_excess, result_excess
 from lngen.check.inputs import mismatches, random_inputs, same_bits
 from lngen.check.oracles import SLACK, excess
-from lngen.compile import Compilation
 from lngen.contract import described
 from lngen.devices import default_device
 from lngen.emit import emit
 from lngen.graphs import Definition, GraphBuilder
-from lngen.inspect.traffic import measure
 from lngen.interpret import interpret
 from lngen.ir import D, Graph, M, numerics, parse
 from lngen.ir.evaluate import evaluate
 from lngen.lower import lower
 from lngen.lower.finish import requested_shared
 from lngen.problem import problem
-from lngen.ptx import run_plan
 from lngen.schedule import ranked
 from lngen.spec import make_spec, parse_spec
 from number_graphs import (
@@ -43,28 +39,23 @@ from number_graphs import (
     scaled,
     schedules,
     spec_of,
-    variance,
     weights,
     wide,
 )
 
-ROWS = (0, 1, 37)
-
-
 # ---- the mathematics ----
 
 
-@pytest.mark.parametrize(("describe", "dtype"), [*product(NUMPY, ("f16", "bf16", "f32", "f64"))])
-@pytest.mark.parametrize("d", [1, 37, 1000])
-def test_results_are_within_the_rounding_of_numpys_in_float64(describe: Describe, dtype: str, d: int) -> None:
-    spec = spec_of(describe, d=d, dtype=dtype)
-    graph = spec.forward()
-    for rows in (1, 3, 37):
-        inputs = random_inputs(spec, rows)
-        got, allowed = interpret(spec.graph(), inputs), evaluate(graph, inputs)
-        for name, want in NUMPY[describe](**{n: wide(a) for n, a in inputs.items()}).items():
-            assert got[name].shape == np.shape(want)
-            assert excess(got[name], np.asarray(want), SLACK * allowed[name].error) <= 1, (name, rows)
+@pytest.mark.parametrize("describe", [*NUMPY])
+def test_results_are_within_the_rounding_of_numpys_in_float64(describe: Describe) -> None:
+    for dtype, d in product(("f16", "bf16", "f32", "f64"), (1, 37, 1000)):
+        spec = spec_of(describe, d=d, dtype=dtype)
+        for rows in (1, 3, 37):
+            inputs = random_inputs(spec, rows)
+            got, allowed = interpret(spec.graph(), inputs), evaluate(spec.forward(), inputs)
+            for name, want in NUMPY[describe](**{n: wide(a) for n, a in inputs.items()}).items():
+                assert got[name].shape == np.shape(want)
+                assert excess(got[name], np.asarray(want), SLACK * allowed[name].error) <= 1, (dtype, d, name, rows)
 
 
 @pytest.mark.parametrize("describe", [*NUMPY])
@@ -104,9 +95,6 @@ def test_a_maximum_over_rows_shares_its_cotangent_among_ties() -> None:
     np.testing.assert_array_equal(found, [[0, 3, 2], [3, 3, 2], [3, 0, 2]])
 
 
-ODD = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan])
-
-
 def test_a_maximum_over_rows_keeps_nan_and_has_plus_zero_above_minus_zero() -> None:
     x = np.array([[-0.0, -0.0, -0.0, np.nan, -np.inf], [0.0, -0.0, -1.0, 1.0, -np.inf]])
     want = np.array([0.0, -0.0, -0.0, np.nan, -np.inf])
@@ -133,20 +121,6 @@ def test_nothing_has_a_sum_of_plus_zero_a_largest_of_minus_infinity_and_no_mean(
 
 # ---- the kernels ----
 
-GRAPHS = [*((describe, "fwd") for describe in NUMPY), *((describe, "bwd") for describe in BACKWARD)]
-
-
-@pytest.mark.parametrize(("describe", "direction"), GRAPHS)
-def test_kernels_have_the_bits_of_the_interpreter(describe: Describe, direction: str) -> None:
-    spec = spec_of(describe, direction)
-    listed = schedules(spec)
-    facts = problem(spec.graph(), spec.d)
-    staged, passes = ["cp_async"] * bool(facts.input_sizes), ["multipass"] * (not facts.column_sums)
-    assert {"registers", *staged, *passes} <= {s.form for s in listed}
-    for schedule in listed:
-        for rows in ROWS if schedule is listed[0] else (37,):
-            has_bits(spec, schedule, rows)
-
 
 @pytest.mark.parametrize(("d", "form"), [(1024, "cp_async"), (8193, "multipass")])
 @pytest.mark.parametrize(("wrt", "why"), [("x+alpha+gamma", 1), ("x+gamma", 0)])
@@ -156,63 +130,6 @@ def test_the_text_says_why_a_number_has_a_sum_for_each_column(d: int, form: str,
     text = re.sub(r"\n *// +", " ", emit(plan))
     said = re.findall(r"Only a sum over these columns .* order=v1.*\n\s*float (\w+)_sums_\[", text)
     assert said == ["sum_dy_x_slope"] * why
-
-
-@pytest.mark.parametrize("describe", [scaled, columns, amax])
-def test_a_single_launch_is_followed_by_the_numbers(describe: Describe) -> None:
-    spec = spec_of(describe, "bwd" if describe is scaled else "fwd")
-    schedule = next(s for s in ranked(problem(spec.graph(), spec.d)) if s.single_launch)
-    roles = [k.role for k in lower(spec, schedule).kernels]
-    assert roles == ["rows", *["numbers"] * (describe is not columns)]
-    for rows in (0, 3):
-        has_bits(spec, schedule, rows)
-
-
-@pytest.mark.parametrize("describe", [scaled, everything, amax, columns, variance])
-def test_kernels_that_add_columns_alone_have_the_bits(describe: Describe) -> None:
-    """Multipass, with one row group per block."""
-    spec = spec_of(describe, "bwd" if describe is scaled else "fwd", d=8200)
-    for rows in (0, 37):
-        has_bits(spec, next(s for s in schedules(spec) if s.form == "multipass"), rows)
-
-
-LENGTHS, DTYPES = (1, 96, 1000, 4096), ("f16", "bf16", "f32", "f64")
-OTHERS = [(graph, d, DTYPES[(m + n) % 4]) for (m, graph), (n, d) in product(enumerate(GRAPHS), enumerate(LENGTHS))]
-
-
-@sampling.rotating(("graph", "d", "dtype"), OTHERS)
-def test_kernels_have_the_bits_at_other_lengths_and_dtypes(graph: tuple[Describe, str], d: int, dtype: str) -> None:
-    spec = spec_of(*graph, d=d, dtype=dtype)
-    for schedule, rows in zip(schedules(spec), (*ROWS, *ROWS), strict=False):
-        has_bits(spec, schedule, rows)
-
-
-@pytest.mark.full(sample=False)
-@pytest.mark.parametrize(("graph", "d"), [*zip(GRAPHS, (8192, 20001, 65536) * 4, strict=True)])
-def test_kernels_have_the_bits_of_long_rows(graph: tuple[Describe, str], d: int) -> None:
-    spec = spec_of(*graph, d=d, dtype="bf16")
-    for schedule in schedules(spec):
-        has_bits(spec, schedule, 2)
-
-
-@pytest.mark.parametrize("describe", [amax, columns, largest])
-@pytest.mark.parametrize("zeros", [False, True])
-def test_maxima_of_odd_numbers_have_the_bits(describe: Describe, zeros: bool) -> None:
-    spec = spec_of(describe, d=24)
-    rng = np.random.default_rng(5)
-    names = [p.name for p in spec.graph().params]
-    for rows, schedule in product((2, 40), schedules(spec)):
-        inputs = {n: rng.choice(ODD[:2] if zeros else ODD, (rows, 24)).astype(np.float32) for n in names}
-        outcome = run_plan(lower(spec, schedule), inputs, rows=rows)
-        assert not outcome.findings
-        assert not mismatches(outcome.results, interpret(spec.graph(), inputs)), (str(schedule), rows)
-
-
-def test_sums_over_many_rows_have_the_bits() -> None:
-    """More rows than groups and blocks, so that every thread adds several, and more lanes than threads."""
-    for d in (4, 8192):
-        spec = spec_of(weights, d=d)
-        has_bits(spec, schedules(spec)[0], 20000)
 
 
 def test_a_result_that_a_number_needs_is_read_where_it_is() -> None:
@@ -226,19 +143,6 @@ def test_a_result_that_a_number_needs_is_read_where_it_is() -> None:
     plan = lower(spec, schedules(spec)[0])
     assert [str(b) for b in plan.workspace] == []
     assert {a.name: (a.kind, a.const) for a in plan.kernels[-1].arguments}["mean_ptr_"] == ("output", True)
-    for schedule in schedules(spec):
-        has_bits(spec, schedule, 37)
-
-
-def test_a_row_statistic_that_a_column_sum_needs_is_returned_once() -> None:
-    def described(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        mean = b.statistic(b.reduce_mean("mean", x, axis=D))
-        b.output("column", b.reduce_sum("c", b.sub("xc", x, mean), axis=M))
-
-    spec = spec_of(described)
-    for schedule in schedules(spec):
-        has_bits(spec, schedule, 3)
 
 
 def test_the_finish_is_spread_as_without_a_number() -> None:
@@ -279,7 +183,7 @@ EDITS = {
 @pytest.mark.parametrize("what", EDITS)
 def test_another_attribute_is_other_bits_and_kernels_follow(what: str) -> None:
     describe, old, new = EDITS[what]
-    spec, rows = spec_of(describe, d=1000), 3000 if describe is loss else 3
+    spec, rows = spec_of(describe, d=1000), 1100 if describe is loss else 3
     if describe is loss:
         spec = spec_of(describe, d=8)
     graph = edited(spec.graph(), old, new)
@@ -314,11 +218,6 @@ def test_the_sum_of_a_vector_has_the_order_of_a_row_of_f32(d: int, dtype: str) -
     assert eqns["t"].attrs == eqns["column"].attrs
 
 
-def test_maxima_have_no_attributes_and_change_no_order() -> None:
-    graph = spec_of(columns, d=4096, dtype="bf16").graph()
-    assert all(dict(e.attrs).keys() == {"axis"} for e in graph.eqns if e.op == "reduce_max")
-
-
 def test_a_forward_keeps_its_bits_when_it_also_averages_a_loss() -> None:
     """A sum over rows of numbers of rows makes no row shorter: the order of the rows' sums stays."""
 
@@ -342,13 +241,6 @@ def test_a_forward_keeps_its_bits_when_it_also_averages_a_loss() -> None:
 # ---- around the kernels ----
 
 
-def test_numbers_are_arrays_of_no_dimensions() -> None:
-    norm = lngen.compile(everything, d=8)
-    found, _ = norm.forward(np.ones((4, 8), np.float32))
-    assert [np.shape(a) for a in found] == [(), ()]
-    assert [float(a) for a in found] == [1.0, 1.0]
-
-
 def test_numbers_on_a_gpu_are_arrays_of_no_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
     norm = lngen.compile(scaled, d=8)
@@ -359,7 +251,7 @@ def test_numbers_on_a_gpu_are_arrays_of_no_dimensions(monkeypatch: pytest.Monkey
     assert [k.role for k in gpu.launched[-1].plan.kernels] == ["rows", "finish", "numbers"]
 
 
-@pytest.mark.parametrize("on", ["interpreter", "ptx"])
+@pytest.mark.parametrize("on", ["ptx"])
 def test_numbers_are_files_of_no_dimensions(tmp_path: Path, on: str) -> None:
     graph = tmp_path / "loss.graph"
     graph.write_text(str(spec_of(loss).forward()), encoding="utf-8")
@@ -381,17 +273,3 @@ def test_a_manifest_has_numbers_without_axes() -> None:
     number = next(t for t in found["tensors"] if t["name"] == "by_rows")
     assert (number["axes"], number["shape"], number["layout"], number["alignment"]) == ([], [], "contiguous", 4)
     assert found["kernels"][-1]["launch_for_no_rows"]
-
-
-def test_traffic_counts_the_numbers() -> None:
-    spec = spec_of(everything, d=64)
-    kernels = Compilation(spec).kernels(schedules(spec)[0])
-    measured = measure(kernels, random_inputs(spec, 8))
-    assert measured[-1].moved["by_rows"] == (0, 4)
-    assert measured[-1].moved["row"] == (8 * 4, 0)
-
-
-def test_the_plan_of_maxima_is_readable() -> None:
-    text = str(lower(spec_of(columns), schedules(spec_of(columns))[0]))
-    assert re.search(r"column max +m mz", text)
-    assert re.search(r"accumulate +s sz", text)

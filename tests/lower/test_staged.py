@@ -1,190 +1,28 @@
-"""Rows staged through shared memory: if these fail, a way of staging them changes bits, races or waits for nothing."""
+"""Rows staged and values held: if these fail, loads come late, values are computed again, or rows claimed wrongly."""
 
 import re
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pytest
 
-import sampling
+from bits import spec_of
+from lngen.devices import default_device
 from lngen.emit import emit
+from lngen.errors import ScheduleError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
-from lngen.lower import lower
-from lngen.problem import Schedule, problem
+from lngen.lower import Plan, lower
+from lngen.lower.phases import MOST_KEPT
+from lngen.problem import Schedule, check, problem
 from lngen.ptx import parse
-from lngen.spec import Spec, make_spec, parse_spec
+from lngen.schedule import candidates
+from lngen.spec import make_spec, parse_spec
 from lngen.toolchain import compile_ptx
-from plans import run_checked
-from schedules import cp_async, multipass, registers, tma, unaligned
+from plans import plan_of, run_checked
+from schedules import multipass, registers, tma
 
 pytest.importorskip("cupy")
-
-
-def run(spec: str | Spec, schedule: Schedule, rows: int, **options: Any) -> None:
-    """Bits are compared; no findings, so nothing out of bounds and nothing left out, are expected."""
-    run_checked(lower(parse_spec(spec) if isinstance(spec, str) else spec, schedule), rows, **options)
-
-
-Case = tuple[str, Schedule, tuple[int, ...]]
-
-# (form and what is varied, without owners), spread so that each value of each meets each direction.
-FORWARD: list[Case] = [
-    # Sub-warp rows.
-    ("layernorm.fwd:d=64,dtype=bf16", tma(4, 16, 8, 2), (0, 1, 77)),
-    ("layernorm.fwd:d=64,dtype=bf16", tma(2, 32, 8, 3, "store cached"), (130,)),
-    ("rmsnorm.fwd:d=64,dtype=f16,weight=f32", cp_async(4, 16, 8, 2, "cached"), (1, 77)),
-    ("rmsnorm.fwd:d=31,dtype=f64", cp_async(16, 2, 1, 2), (0, 9)),
-    # One segment; the last chunk partial where copies are asynchronous.
-    ("layernorm.fwd:d=1000,dtype=bf16", tma(32, 2, 8, 2, "cached"), (1, 3, 13)),
-    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 1, 4, 4, "store"), (0, 1, 13)),
-    ("layernorm.fwd:d=1002,dtype=bf16", cp_async(32, 1, 2, 3), (0, 9)),
-    ("rmsnorm.fwd:d=999,dtype=f32,beta=yes", cp_async(64, 2, 1, 4, "cached"), (9,)),
-    # Results that are wider, or narrower, than the inputs.
-    ("rmsnorm.fwd:d=768,dtype=bf16,out=f32", tma(32, 4, 8, 2, "store"), (17,)),
-    ("rmsnorm.fwd:d=1004,dtype=f32,out=bf16", tma(32, 4, 4, 2), (17,)),
-    # Rows that begin anywhere.
-    ("layernorm.fwd:d=1001,dtype=bf16", unaligned(32, 2, 1, 2), (0, 1, 13)),
-    ("layernorm.fwd:d=999,dtype=f32", unaligned(64, 1, 1, 3, "cached"), (9,)),
-    ("rmsnorm.fwd:d=1001,dtype=f32,out=bf16", unaligned(16, 4, 1, 2), (17,)),
-    ("rmsnorm.fwd:d=123,dtype=bf16,out=f32", unaligned(16, 4, 1, 2), (17,)),
-    ("layernorm.fwd:d=8193,dtype=bf16", unaligned(256, 1, 1, 2), (5,)),
-    # Several segments, in a block and shared by a cluster.
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(256, 1, 8, 2, "store"), (7,)),
-    ("rmsnorm.fwd:d=8194,dtype=bf16", cp_async(256, 1, 2, 2, "cached"), (3,)),
-    ("layernorm.fwd:d=12288,dtype=bf16", tma(128, 1, 8, 3, "cached", cluster=2), (0, 1, 9)),
-    ("rmsnorm.fwd:d=5000,dtype=f32", tma(32, 4, 4, 2, "store", cluster=2), (17,)),
-    # The stage of a row in registers takes the next one: row groups of less than a warp, of warps, in a cluster.
-    ("rmsnorm.fwd:d=64,dtype=bf16", tma(4, 8, 8, 2, "regs early"), (1, 33, 100)),
-    ("layernorm.fwd:d=1000,dtype=f32", tma(64, 2, 4, 3, "cached regs early"), (50,)),
-    ("layernorm.fwd:d=12288,dtype=f16",
-     tma(128, 2, 8, 2, "cached regs early", cluster=2), (1, 13)),
-    ("layernorm.fwd:d=32768,dtype=bf16", tma(128, 1, 8, 2, "store", cluster=4), (5,)),
-    ("rmsnorm.fwd:d=8200,dtype=f64", tma(128, 1, 2, 2, "store", cluster=4), (3,)),
-]  # fmt: skip
-
-
-def factors(spec: str, s: Schedule, counts: tuple[int, ...]) -> tuple[object, ...]:
-    """What differs in kind from case to case."""
-    return (
-        parse_spec(spec).dtype, (s.form, s.cluster > 1), s.cached_weights, s.row_in_registers, s.single_launch,
-        s.tma_store,
-    )  # fmt: skip
-
-
-def held(cases: list[Case]) -> list[Case]:
-    """Every other case with a staged row, which stays in registers through all phases."""
-    staged = [case for case in cases if case[1].stages and not case[1].row_in_registers]
-    return [(spec, replace(s, row_in_registers=True), counts[-1:]) for spec, s, counts in staged[::2]]
-
-
-@sampling.grid(("spec", "schedule", "counts"), FORWARD + held(FORWARD), factors, strength=1)
-def test_forward(spec: str, schedule: Schedule, counts: tuple[int, ...]) -> None:
-    """Of the rows: none, fewer than owners, more than all owners have on their way."""
-    for n, rows in enumerate(counts):
-        run(spec, replace(schedule, grid=2 - n % 2), rows, order=n)
-
-
-BACKWARD: list[Case] = [
-    ("layernorm.bwd:d=64,dtype=bf16", tma(4, 128, 8, 2, "store cached"), (0, 1)),
-    ("layernorm.bwd:d=64,dtype=bf16", tma(2, 128, 8, 3, "single"), (300,)),
-    ("layernorm.bwd:d=64,dtype=bf16", cp_async(4, 128, 8, 2, "cached single"), (0, 130)),
-    ("layernorm.bwd:d=31,dtype=f32", cp_async(8, 64, 1, 2), (5,)),
-    ("layernorm.bwd:d=1000,dtype=f32", tma(32, 4, 4, 2, "single"), (17,)),
-    ("rmsnorm.bwd:d=1002,dtype=bf16", cp_async(64, 8, 2, 2, "single"), (9,)),
-    ("rmsnorm.bwd:d=1000,dtype=f16,weight=f32", tma(64, 8, 8, 4, "cached"), (9,)),
-    ("layernorm.bwd:d=768,dtype=f32,out=bf16", tma(32, 16, 8, 2, "store"), (17,)),
-    ("layernorm.bwd:d=1001,dtype=bf16", unaligned(64, 8, 1, 2, "cached"), (9,)),
-    ("rmsnorm.bwd:d=1001,dtype=f32", unaligned(32, 4, 1, 2, "single"), (5,)),
-    ("rmsnorm.bwd:d=8191,dtype=bf16", unaligned(256, 1, 1, 2), (3,)),
-    # Row groups that are a block each, on every form that has them; not all of them are there, or a ring goes round.
-    ("rmsnorm.bwd:d=8192,dtype=bf16", tma(256, 1, 8, 2, "store cached"), (1, 3)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", tma(256, 1, 8, 3, "single"), (0, 13)),
-    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=4", cp_async(256, 1, 8, 2, "single"), (3,)),
-    ("rmsnorm.bwd:d=8191,dtype=bf16,blocks=2", registers(256, 1, 1, "prefetch"), (7,)),
-    ("layernorm.bwd:d=8200,dtype=bf16,blocks=2", multipass(256, 8), (0, 7, 17)),
-    ("layernorm.bwd:d=16384,dtype=bf16,blocks=2", tma(256, 1, 8, 2, cluster=4), (3,)),
-    # Clusters that share rows.
-    ("rmsnorm.bwd:d=8192,dtype=f16,blocks=1", tma(64, 4, 8, 2, "cached", cluster=4), (1, 9)),
-    ("layernorm.bwd:d=5120,dtype=bf16,blocks=2",
-     tma(64, 4, 8, 2, "cached regs early acquire", cluster=2), (33,)),
-    ("layernorm.bwd:d=1000,dtype=bf16,blocks=3", tma(64, 8, 8, 2, "regs early"), (90,)),
-    ("rmsnorm.bwd:d=96,dtype=f16,blocks=2", tma(4, 128, 8, 2, "regs early"), (900,)),
-    ("rmsnorm.bwd:d=8200,blocks=1", tma(64, 2, 4, 2, "single", cluster=4), (6,)),
-    ("layernorm.bwd:d=16384,dtype=bf16", tma(256, 1, 8, 3, "cached", cluster=2), (3,)),
-    ("rmsnorm.bwd:d=5000,blocks=4", tma(128, 1, 4, 2, "single", cluster=2), (5,)),
-    ("layernorm.bwd:d=12296,dtype=f32", tma(256, 1, 4, 2, "store", cluster=4), (3,)),
-    ("rmsnorm.bwd:d=8200,dtype=f64,blocks=4", tma(128, 1, 2, 2, "single", cluster=4), (0, 2)),
-    # So many columns that a thread of the finish has several; the last tile is not full. Not where units are not whole.
-    ("rmsnorm.bwd:d=33000,dtype=bf16", tma(128, 2, 8, 2, cluster=8), (0, 5)),
-    ("rmsnorm.bwd:d=32800,dtype=f64", multipass(512, 2), (3,)),
-    ("rmsnorm.bwd:d=33002,dtype=bf16", multipass(512, 2), (3,)),
-    # Without column sums, and without row sums.
-    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", tma(32, 2, 8, 2, "cached", grid=2), (9,)),
-    ("layernorm.bwd:d=768,dtype=bf16,wrt=x", cp_async(32, 2, 8, 3, grid=1), (9,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", tma(32, 8, 4, 2, "single"), (33,)),
-    ("layernorm.bwd:d=768,dtype=f32,wrt=beta", cp_async(32, 8, 4, 2), (33,)),
-    ("layernorm.bwd:d=768,dtype=bf16,save=none", tma(32, 16, 8, 2, "cached"), (17,)),
-    # Rows in registers, the column sums finished behind a grid barrier.
-    ("layernorm.bwd:d=1000,dtype=bf16", registers(64, 8, 8, "prefetch single"), (0, 17)),
-    ("layernorm.bwd:d=1,dtype=f32", registers(1, 64, 1, "single"), (130,)),
-]  # fmt: skip
-
-
-@sampling.grid(("spec", "schedule", "counts"), BACKWARD + held(BACKWARD), factors, strength=1)
-def test_backward(spec: str, schedule: Schedule, counts: tuple[int, ...]) -> None:
-    """A column sum has many owners: a row for each of their stages is too many to run here."""
-    for n, rows in enumerate(counts):
-        run(spec, schedule, rows, order=n)
-
-
-def test_strides_and_the_order_of_blocks() -> None:
-    """Rows at a distance that bulk copies allow: a multiple of 16 bytes."""
-    strides = {"x": 1024, "y": 1040}
-    for schedule in (tma(64, 2, 8, 2, "store", grid=2), cp_async(64, 2, 8, 2, grid=2)):
-        for order in (1, 2):
-            run("layernorm.fwd:d=1000,dtype=bf16", schedule, 9, strides=strides, offset=8, order=order)
-
-
-def test_asynchronous_copies_of_rows_that_are_not_aligned() -> None:
-    schedule = cp_async(64, 2, 1, 2, grid=2)
-    run("layernorm.fwd:d=1000,dtype=f32", schedule, 9, strides={"x": 1001, "y": 1003}, offset=1)
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_120"])
-def test_asynchronous_copies_on_other_arches(arch: str) -> None:
-    run("layernorm.bwd:d=1000,dtype=bf16", cp_async(64, 8, 8, 2, "single"), 9, arch=arch)
-
-
-def scaled(b: GraphBuilder) -> None:
-    """No row is summed."""
-    b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
-
-
-def peaked(b: GraphBuilder) -> None:
-    """A maximum and a sum end one phase."""
-    x = b.input("x", M, D)
-    square = b.mul("square", x, x)
-    largest = b.reduce_max("largest", square, axis=D)
-    total = b.add("total", b.add("raised", largest, b.eps()), b.reduce_mean("ms", square, axis=D))
-    b.output("y", b.mul("scaled", x, b.rsqrt("rstd", total)))
-
-
-def test_no_row_of_a_graph_is_summed() -> None:
-    """Nothing ends a phase; with a cluster, nothing is exchanged."""
-    for direction, options, schedule in (
-        ("fwd", {}, tma(128, 1, 8, 2, "store", cluster=2, grid=2)),
-        ("bwd", {"blocks": 3}, tma(128, 1, 8, 2, "single", cluster=2)),
-    ):
-        spec = make_spec(Definition("scaled", scaled), direction, {"d": 8200, "dtype": "bf16"} | options)
-        run(spec, schedule, 5)
-
-
-def test_maxima_and_sums_that_end_one_phase() -> None:
-    for direction, options in (("fwd", {}), ("bwd", {"blocks": 3})):
-        spec = make_spec(Definition("peaked", peaked), direction, {"d": 8200, "dtype": "bf16"} | options)
-        run(spec, tma(128, 1, 8, 2, "store", cluster=2, grid=2), 7)
-        run(spec, cp_async(128, 2, 8, 2, grid=1), 3)
 
 
 @pytest.mark.parametrize("schedule", [tma(64, 8, 8, 2), registers(64, 8, 1)])
@@ -265,3 +103,142 @@ def test_what_is_loaded_before_the_rows_is_waited_for_before_them(cached: bool) 
     assert "bits_of" not in emit(lower(parse_spec("layernorm.fwd:d=7168,dtype=f16"), forward)), (
         "it loads nothing by row"
     )
+
+
+# ---- rows claimed from a counter ----
+
+
+def test_a_cluster_that_does_not_meet_cannot_claim() -> None:
+    """No row is summed: its blocks have nothing to tell each other."""
+    spec = spec_of("plain.fwd:d=8192")
+    s = tma(128, 1, 4, 2, cluster=2, grid=2)
+    check(s, problem(spec.graph(), spec.d))
+    with pytest.raises(ScheduleError, match="row sums if a cluster shares the rows"):
+        check(replace(s, dynamic=True), problem(spec.graph(), spec.d))
+
+
+@pytest.mark.parametrize(("d", "dtype", "megabytes", "claims"), [
+    (8192, "bf16", 64, True),
+    (8192, "bf16", 8, False),  # rows enough for one round or two
+    (3072, "bf16", 64, False),  # short rows: the counter would be asked too often
+    (4096, "f32", 64, True),
+    (4096, "f32", 256, False),  # blocks that come and go keep the order as well
+    (7168, "bf16", 256, True),
+    (7168, "f32", 256, True),
+    (16384, "bf16", 64, True),  # long rows, one at a time
+    (16384, "bf16", 32, False),
+    (13824, "f16", 64, True),  # two of a block
+    (14336, "f16", 64, True),  # by pairs of blocks
+    (15360, "f16", 64, True),  # by a block that has one at a time
+    (20001, "bf16", 256, True),  # ragged: no cluster shares them
+    (12289, "f32", 64, True),
+    (32768, "bf16", 64, True),  # shared by a cluster
+    (32768, "bf16", 16, False),
+    (32768, "f32", 64, True),
+    (65536, "bf16", 64, True),  # by a larger one
+    (65536, "bf16", 32, False),
+    (131072, "bf16", 64, False),  # by the largest, where rows are endless
+    (131072, "bf16", 256, True),
+    (131072, "f32", 32, True),  # or pieces large
+])  # fmt: skip
+def test_where_rows_are_claimed(d: int, dtype: str, megabytes: int, claims: bool) -> None:
+    spec = parse_spec(f"layernorm.fwd:d={d},dtype={dtype}")
+    rows = megabytes * 2**20 // (4 if dtype == "f32" else 2) // d
+    assert next(candidates(problem(spec.graph(), d), default_device(), rows=rows)).dynamic is claims
+
+
+REGISTERS = registers(32, 1, 8)
+BACKWARD = registers(32, 8, 8)
+TMA = tma(32, 8, 8, 2)
+MULTIPASS = multipass(32, 8)
+
+
+def kept(plan: Plan) -> list[str]:
+    return [t.name for kernel in plan.kernels for phase in kernel.phases for r in phase.reduces for t in r.kept]
+
+
+@pytest.mark.parametrize(("spec", "schedule", "names"), [
+    ("softmax.fwd:d=1024,dtype=bf16", REGISTERS, ["e"]),
+    ("softmax.bwd:d=1024,dtype=bf16", REGISTERS, ["p"]),
+    ("rmsnorm_act.bwd:d=1024,dtype=bf16", BACKWARD, ["slope"]),
+    ("rmsnorm_act.bwd:d=1024,dtype=bf16", TMA, ["slope"]),
+    ("rmsnorm_act.bwd:d=1024,dtype=bf16", replace(TMA, row_in_registers=True), ["slope"]),
+    ("gated_layernorm.bwd:d=1024,dtype=bf16", TMA, ["gate"]),
+    # Once in a row, or of little arithmetic.
+    ("rmsnorm_act.fwd:d=1024,dtype=bf16", REGISTERS, []),
+    ("log_softmax.fwd:d=1024,dtype=bf16", REGISTERS, []),
+    ("layernorm.bwd:d=1024,dtype=bf16", BACKWARD, []),
+    ("parallel_layernorm.bwd:d=1024,dtype=bf16", registers(32, 4, 8), []),
+    # A kernel that reads rows in several passes has no registers for a whole one.
+    ("softmax.fwd:d=1024,dtype=bf16", MULTIPASS, []),
+])  # fmt: skip
+def test_what_is_kept(spec: str, schedule: Schedule, names: list[str]) -> None:
+    assert kept(plan_of(spec, schedule)) == names
+
+
+def test_a_kept_value_is_computed_once() -> None:
+    for schedule, times in ((REGISTERS, 1), (MULTIPASS, 2)):
+        text = emit(plan_of("softmax.fwd:d=1024,dtype=bf16", schedule))
+        body = text[text.index("pdl_wait();") :]
+        assert len(re.findall(r"const float e = ", body)) == times, schedule
+
+
+def test_of_several_the_first_saves_most_and_there_are_few() -> None:
+    def several(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        values = [b.named(f"f{n}", (x * float(n + 1)).tanh()) for n in range(4)]
+        total = b.sum(values[0] + values[1] + values[2] + values[3])
+        b.output("y", values[0] * values[1] * values[2] * values[3] * total)
+
+    spec = make_spec(Definition("several", several), "fwd", {"d": 1024, "dtype": "bf16"})
+    names = kept(lower(spec, REGISTERS))
+    assert len(names) == MOST_KEPT
+    assert set(names) < {"f0", "f1", "f2", "f3"}
+
+
+# ---- weights ----
+
+
+def held(text: str, schedule: Schedule) -> Plan:
+    """A plan that keeps its weights, with the widest accesses."""
+    spec = parse_spec(text)
+    return lower(spec, replace(schedule, cached_weights=True, vec=problem(spec.graph(), spec.d).run))
+
+
+@pytest.mark.parametrize(("text", "schedule", "widened"), [
+    ("layernorm.fwd:d=8192,dtype=f16", tma(128, 1, 1, 3, "regs", blocks_per_sm=2, grid=264), True),
+    ("layernorm.bwd:d=1024,dtype=f16", tma(64, 8, 1, 2), True),
+    ("rmsnorm.fwd:d=8192,dtype=bf16,weight=f16", tma(128, 1, 1, 3, "regs dynamic", grid=132), True),
+    ("layernorm.fwd:d=8192,dtype=bf16", tma(128, 1, 1, 3, "regs", grid=132), False),
+    ("layernorm.fwd:d=12288,dtype=f16", tma(128, 1, 1, 3, "regs", blocks_per_sm=3, grid=396), False),
+    ("layernorm.fwd:d=1024,dtype=f64,weight=f16", tma(128, 1, 1, 3, "regs", grid=132), False),
+])  # fmt: skip
+def test_halves_that_are_kept_are_widened_once(text: str, schedule: Schedule, widened: bool) -> None:
+    """Of f16, if registers hold them widened; the compiler does so itself with bf16."""
+    before, loop = emit(held(text, schedule)).split(LOOP)
+    assert ("widen_row<Row>(gamma_wide_, gamma_cached_);" in before) == widened
+    assert ("= gamma_wide_[v_][i_];" in loop) == widened
+    assert ("(gamma_cached_[v_]" in loop) != widened
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_what_is_widened_once_is_not_widened_again(dtype: str) -> None:
+    """An element of x, dy and gamma, in a backward of two phases that holds them."""
+    spec = parse_spec(f"layernorm.bwd:d=4096,dtype={dtype}")
+    schedule = tma(128, 2, 8, 3, "cached regs")
+    plan = lower(spec, schedule)
+    entry = parse(compile_ptx(emit(plan), "sm_90")).entries[plan.kernels[0].name]
+    elements, widened = 4096 // 128, [i.opcode for i in entry.instructions].count("cvt.f32.f16")
+    assert 3 * elements <= widened < 2 * 3 * elements if dtype == "f16" else widened == 0
+    assert [i.opcode for i in entry.instructions].count("sub.rn.f32") == 2 * elements, "xc and what dy is centred by"
+
+
+@pytest.mark.full
+def test_kept_weights_stay_packed_where_registers_are_few() -> None:
+    """Forty-eight elements a thread and 128 registers; with 255 they are widened once."""
+    spec = parse_spec("layernorm.fwd:d=12288,dtype=bf16")
+    few, many = (lower(spec, tma(256, 1, 8, 3, "cached regs dynamic", blocks_per_sm=n, grid=264)) for n in (2, 1))
+    assert "packed(gamma_cached_[v_]);" in emit(few)
+    assert "packed(" not in emit(many)
+    for plan in (few, many):
+        assert np.isfinite(run_checked(plan, 3).results["mean"]).all()

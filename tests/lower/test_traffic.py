@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -30,88 +29,55 @@ def counted(text: str, rows: int, schedule: Schedule | None = None) -> tuple[Pla
     return plan, measure(KernelSet(plan), random_inputs(plan.spec, rows))
 
 
-OPTIONS = ("d=64,dtype=bf16", "d=768,dtype=f32", "d=1000,dtype=f16", "d=1536,dtype=bf16")
+FORTH = "layernorm.fwd:d=1024,dtype=bf16"
+FEW = "layernorm.bwd:d=1024,dtype=bf16,blocks=2"  # blocks, which take more rows than they have stages
+MOVED = [
+    ("layernorm.fwd:d=64,dtype=bf16", 32, None), ("rmsnorm.fwd:d=1000,dtype=f16", 32, None),
+    ("layernorm.bwd:d=768,blocks=2", 32, None), ("rmsnorm.bwd:d=1536,dtype=bf16,blocks=2", 32, None),
+    (FEW, 32, tma(64, 8, 8, 3)), (FEW, 64, tma(64, 8, 8, 3, "store cached single")),
+    (FEW, 24, cp_async(64, 8, 8, 2, "cached")), (FEW, 64, registers(64, 8, 8)),
+    (FEW, 64, registers(64, 8, 8, "single")), (FEW, 56, registers(64, 8, 8, "prefetch")),
+    ("rmsnorm.bwd:d=16384,dtype=bf16", 4, tma(256, 1, 8, 2, cluster=2)),
+    ("rmsnorm.bwd:d=16384,dtype=bf16", 3, tma(128, 1, 8, 2, "store", cluster=4)),
+    (FORTH, 40, tma(64, 2, 8, 3, grid=4)), (FORTH, 40, tma(64, 2, 8, 3, "store", grid=4)),
+    (FORTH, 40, cp_async(64, 2, 8, 3, grid=4)), ("layernorm.fwd:d=40000,dtype=bf16", 2, multipass(512, 8)),
+    ("rmsnorm.fwd:d=32768,dtype=bf16", 3, tma(256, 1, 8, 2, cluster=4, grid=2)),
+]  # fmt: skip
 
 
-@sampling.grid(("norm", "way", "options"), product(("layernorm", "rmsnorm"), ("fwd", "bwd"), OPTIONS))
-def test_every_row_element_moves_once(norm: str, way: str, options: str) -> None:
-    """Under the default: forward reads x and writes y, backward reads x and dy and writes dx; whole row groups."""
-    units = 2 if way == "fwd" else 3
-    plan, measured = counted(f"{norm}.{way}:{options}", 128)
-    groups = 1 if way == "fwd" else plan.schedule.rows_per_block
-    assert 128 % groups == 0
-    again = 2 * groups * min(128, 128 // groups) / 128 if plan.schedule.prefetch else 0
-    assert row_units(plan, measured, 128) == units + again
-
-
-BACK, FORTH = "layernorm.bwd:d=1024,dtype=bf16", "layernorm.fwd:d=1024,dtype=bf16"
-WIDE = "rmsnorm.bwd:d=16384,dtype=bf16"
-FEW = f"{BACK},blocks=2"  # blocks, which take more rows than they have stages
-
-
-def kinds(spec: str, _rows: int, s: Schedule) -> tuple[object, ...]:
+def kinds(spec: str, _rows: int, s: Schedule | None) -> tuple[object, ...]:
     """What differs in kind from case to case."""
-    return parse_spec(spec).direction, s.form, s.cluster > 1, s.tma_store, s.single_launch
+    way = parse_spec(spec).direction
+    return (way,) if s is None else (way, s.form, s.cluster > 1, s.tma_store, s.single_launch, s.prefetch)
 
 
-@sampling.grid(
-    ("spec", "rows", "schedule"),
-    [
-        (FEW, 64, tma(64, 8, 8, 3)),
-        (FEW, 64, tma(64, 8, 8, 3, "store cached single")),
-        (FEW, 24, cp_async(64, 8, 8, 2, "cached")),
-        (FEW, 64, registers(64, 8, 8)),
-        (FEW, 64, registers(64, 8, 8, "single")),
-        (WIDE, 4, tma(256, 1, 8, 2, cluster=2)),
-        ("rmsnorm.bwd:d=32768,dtype=bf16", 3, tma(256, 1, 8, 2, "store", cluster=4)),
-        (FORTH, 40, tma(64, 2, 8, 3, grid=4)),
-        (FORTH, 40, tma(64, 2, 8, 3, "store", grid=4)),
-        (FORTH, 40, cp_async(64, 2, 8, 3, grid=4)),
-        ("rmsnorm.fwd:d=32768,dtype=bf16", 3, tma(256, 1, 8, 2, cluster=4, grid=2)),
-    ],
-    kinds,
-    strength=1,
-)
-def test_rows_that_come_through_shared_memory_move_once(spec: str, rows: int, schedule: Schedule) -> None:
+@sampling.grid(("spec", "rows", "schedule"), MOVED, lambda *case: (kinds(*case),), ids=str, strength=1)
+def test_every_row_element_moves_once(spec: str, rows: int, schedule: Schedule | None) -> None:
+    """x read and y written, or x and dy read and dx written; a streamed row is read once a phase.
+
+    With prefetch the round after the last loads the last row, which the L2 holds: a branch around it costs a quarter.
+    """
     plan, measured = counted(spec, rows, schedule)
-    assert row_units(plan, measured, rows) == (3 if plan.spec.direction == "bwd" else 2)
+    units = 4 if plan.schedule.form == "multipass" else {"fwd": 2, "bwd": 3}[plan.spec.direction]
+    again = 2 * plan.kernels[0].grid[0](rows) * plan.schedule.rows_per_block / rows if plan.schedule.prefetch else 0
+    assert row_units(plan, measured, rows) == pytest.approx(units + again, rel=1e-12)
 
 
-@pytest.mark.parametrize(("spec", "rows"), [(BACK, 256), (FEW, 56)])
-def test_prefetch_reads_the_last_row_once_more_for_every_row_group(spec: str, rows: int) -> None:
-    """The round after the last loads the last row, which the L2 holds: a branch around it costs a quarter."""
-    plan, measured = counted(spec, rows, registers(64, 8, 8, "prefetch"))
-    blocks = plan.kernels[0].grid[0](rows)
-    assert row_units(plan, measured, rows) == pytest.approx(
-        3 + 2 * blocks * plan.schedule.rows_per_block / rows, rel=1e-12
-    )
-
-
-def test_a_streamed_row_is_read_once_a_phase() -> None:
-    plan, measured = counted("layernorm.fwd:d=40000,dtype=bf16", 2, multipass(512, 8))
-    assert row_units(plan, measured, 2) == 4  # the mean, the variance, y; and y written
-
-
-def test_partial_rows_are_written_and_read_once() -> None:
+@pytest.mark.parametrize(("spec", "rows", "schedule"), [
+    ("layernorm.bwd:d=1024,dtype=bf16,blocks=3", 24, registers(64, 8, 8)),
+    ("layernorm.bwd:d=1024,dtype=bf16,blocks=3", 24, tma(64, 8, 8, 2)),
+    ("rmsnorm.bwd:d=8192,dtype=bf16,blocks=2", 8, registers(256, 1, 8)),  # four row groups, a block each
+    ("rmsnorm.bwd:d=7168,dtype=bf16,blocks=8", 8, tma(256, 1, 8, 2)),
+], ids=str)  # fmt: skip
+def test_partial_rows_are_written_and_read_once(spec: str, rows: int, schedule: Schedule) -> None:
     """If there are as many as at most; of few, the last one is read again for each that is not there."""
-    rows, d, back = 24, 1024, f"{BACK},blocks=3"
-    for schedule in (registers(64, 8, 8), tma(64, 8, 8, 2)):
-        _, (main, finish) = counted(back, rows, schedule)
-        assert main.moved["sum_dy_partials_"] == (0, rows // 8 * d * 4)
-        assert finish.moved["sum_dy_partials_"] == (rows // 8 * d * 4, 0)
-        assert finish.moved["dbeta"] == (0, d * 2)
-        _, (one,) = counted(back, rows, replace(schedule, single_launch=True))
-        assert one.moved["sum_dy_partials_"] == (rows // 8 * d * 4,) * 2
-
-
-@pytest.mark.parametrize(("d", "blocks"), [(7168, 8), (8192, 2)])  # the second: four row groups, a block each
-def test_every_block_writes_its_column_sums_once(d: int, blocks: int) -> None:
-    rows = 8
-    for schedule in (registers(256, 1, 8), tma(256, 1, 8, 2)):
-        _, (main, finish) = counted(f"rmsnorm.bwd:d={d},dtype=bf16,blocks={blocks}", rows, schedule)
-        name = next(n for n in main.moved if n.endswith("_partials_"))
-        assert main.moved[name] == (0, rows * d * 4)
-        assert finish.moved[name] == (rows * d * 4, 0)
+    plan, (main, finish) = counted(spec, rows, schedule)
+    name = next(n for n in main.moved if n.endswith("_partials_"))
+    size = rows // schedule.rows_per_block * plan.spec.d * 4
+    assert (main.moved[name], finish.moved[name]) == ((0, size), (size, 0))
+    assert finish.moved[plan.outputs[-1].name] == (0, plan.spec.d * 2)
+    if schedule.rows_per_block > 1:
+        assert counted(spec, rows, replace(schedule, single_launch=True))[1][0].moved[name] == (size, size)
 
 
 def test_aligned_rows_waste_no_sector_and_odd_ones_no_byte() -> None:

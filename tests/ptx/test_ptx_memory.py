@@ -3,16 +3,15 @@
 import struct
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 
 import sampling
-from lngen.ptx import Outcome, parse
+from lngen.ptx import parse
 from lngen.ptx.opcodes import narrowest
 from lngen.toolchain import compile_ptx
-from ptx_source import OPERATIONS, TYPES, broken, clean, kinds, run, run_ptx
+from ptx_source import OPERATIONS, TYPES, Sample, clean, edits, judge, run, run_ptx
 
 U4 = np.uint32
 
@@ -81,15 +80,6 @@ GENERIC = """extern "C" __global__ void k(const unsigned* a, unsigned* o) {
     asm volatile("ld.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
     asm volatile("st.u32 [%0], %1;" :: "l"(o + threadIdx.x), "r"(v) : "memory");
 }"""
-
-
-def test_generic_addresses() -> None:
-    a = np.arange(64, dtype=U4)
-    out = clean(run(GENERIC, 1, 64, a, np.zeros(64, U4)))["1"]
-    t = np.arange(64)
-    assert (out == np.where(t & 1, 100 + (t ^ 2), t)).all()
-    wrong = broken(GENERIC, "s + (threadIdx.x ^ 2)", "s + threadIdx.x + 32")
-    assert "out-of-bounds" in kinds(run(wrong, 1, 64, a, np.zeros(64, U4)))
 
 
 def test_narrow_vectors_and_prefetches() -> None:
@@ -197,24 +187,6 @@ def test_what_atomics_do(op: str, kind: str, space: str) -> None:
             assert int(found["4"][n]) == (added(x, y, kind, kind == "f32") & mask if op == "add" else want)
 
 
-SUM = """extern "C" __global__ void k(unsigned* o) {
-    __shared__ unsigned s;
-    if (threadIdx.x == 0) s = 0;
-    __syncthreads();
-    atomicAdd(&s, threadIdx.x);
-    __syncthreads();
-    o[threadIdx.x] = s;
-}"""
-
-
-def test_shared_atomics() -> None:
-    assert (clean(run(SUM, 1, 64, np.zeros(64, U4)))["0"] == sum(range(64))).all()
-    late = broken(SUM, "threadIdx.x);\n    __syncthreads();", "threadIdx.x);")
-    assert kinds(run(late, 1, 64, np.zeros(64, U4))) == {"shared-race"}
-    early = broken(SUM, "s = 0;\n    __syncthreads();", ";")
-    assert kinds(run(early, 1, 64, np.zeros(64, U4))) == {"uninitialised"}
-
-
 def test_a_misaligned_access_names_its_thread() -> None:
     """Of threads that access several arrays at once."""
     body = "mov.u32 %r0, %tid.x;\nsetp.eq.u32 %p0, %r0, 1;\nadd.s64 %rd2, %rd1, 2;\n"
@@ -223,99 +195,45 @@ def test_a_misaligned_access_names_its_thread() -> None:
     assert (found.kind, found.thread) == ("misaligned", 1)
 
 
-# A warp barrier makes the executor keep clocks of what threads have seen of each other.
-CLOCKS = ["", "__syncwarp();"]
-NARROW = {"unsigned short": np.uint16, "unsigned char": np.uint8}
+# ---- accesses narrower than a word ----
 
+SUM = """extern "C" __global__ void k(unsigned* o) {
+    __shared__ unsigned s;
+    if (threadIdx.x == 0) s = 0;
+    __syncthreads();
+    atomicAdd(&s, threadIdx.x);
+    __syncthreads();
+    o[threadIdx.x] = s;
+}"""
 SHARED = """extern "C" __global__ void k(const T* a, T* o, unsigned long long at) {
     __shared__ T s[256];
-    int t = threadIdx.x, i = FIRST;
+    int t = threadIdx.x, i = t;
     s[t] = 7; s[t + 128] = 7;
     __syncthreads(); CLOCK
     s[i] = a[t];
-    BETWEEN
-    o[t] = s[SECOND];
+    // between
+    o[t] = s[i];
 }"""
-
-
-def shared(kind: str, clock: str, first: str, second: str, between: str = "") -> Outcome:
-    source = SHARED.replace("CLOCK", clock).replace("FIRST", first).replace("SECOND", second)
-    source = source.replace("BETWEEN", between).replace("T", kind)
-    n = np.arange(128).astype(NARROW[kind])
-    return run(source, 1, 128, n, np.zeros(128, NARROW[kind]), 0)
-
-
-@pytest.mark.parametrize("clock", CLOCKS)
-@pytest.mark.parametrize("kind", NARROW)
-def test_parts_of_a_word_in_shared_memory(kind: str, clock: str) -> None:
-    """Threads that write neighbours, read their own, read another's behind a barrier."""
-    clean = shared(kind, clock, "t", "t")
-    assert clean.findings == ()
-    assert (clean.results["1"] == np.arange(128)).all()
-    assert shared(kind, clock, "t", "t ^ 1", "__syncthreads();").findings == ()
-    assert kinds(shared(kind, clock, "t ^ 1", "t", "__syncthreads();")) == set()
-
-
-@pytest.mark.parametrize("clock", CLOCKS)
-@pytest.mark.parametrize("kind", NARROW)
-def test_the_same_part_of_a_word_in_shared_memory(kind: str, clock: str) -> None:
-    assert kinds(shared(kind, clock, "t & ~1", "t & ~1", "__syncthreads();")) == {"shared-race"}  # two write
-    found = shared(kind, clock, "t", "t ^ 1")  # one writes, the other reads
-    assert kinds(found) == {"shared-race"}
-    width = NARROW[kind]().itemsize
-    assert f"bytes {width} to {2 * width - 1} of shared memory" in found.findings[0].message
-
-
 WHOLE = """extern "C" __global__ void k(unsigned* o) {
     __shared__ unsigned words[64];
     unsigned short* halves = reinterpret_cast<unsigned short*>(words);
     int t = threadIdx.x;
     __syncthreads(); CLOCK
     if (t < 32) words[t] = t;
-    else *reinterpret_cast<volatile unsigned short*>(halves + AT) = t;
+    else *reinterpret_cast<volatile unsigned short*>(halves + 2 * t) = t;
     __syncthreads();
-    o[t] = words[t];
+    if (t < 32) o[t] = words[t];
 }"""
-
-
-@pytest.mark.parametrize(("at", "found"), [("2 * t", set()), ("2 * t - 63", {"shared-race"})])
-@pytest.mark.parametrize("clock", CLOCKS)
-def test_a_word_and_its_halves(clock: str, at: str, found: set[str]) -> None:
-    """Threads write words, others halves of the same or of other words."""
-    source = WHOLE.replace("CLOCK", clock).replace("AT", at)
-    source = source.replace("volatile ", "") if clock == "" else source
-    outcome = run(source.replace("o[t] = words[t]", "if (t < 32) o[t] = words[t]"), 1, 64, np.zeros(64, U4))
-    assert kinds(outcome) == found
-
-
-GLOBAL = """extern "C" __global__ void k(const T* a, void* o) {
+GLOBAL = """extern "C" __global__ void k(const T* a, void* o, unsigned* p) {
     int t = 2 * threadIdx.x + blockIdx.x;
     CLOCK
-    static_cast<T*>(o)[WHERE] = a[t];
+    static_cast<T*>(o)[t] = a[t];
 }"""
-
-
-@pytest.mark.parametrize("clock", [*CLOCKS, 'asm volatile("red.relaxed.gpu.global.add.u32 [%0], 0;" :: "l"(p));'])
-@pytest.mark.parametrize("kind", NARROW)
-@pytest.mark.parametrize("item", [np.uint8, np.uint16, np.uint32, np.uint64])
-def test_parts_of_a_word_in_global_memory(item: Any, kind: str, clock: str) -> None:
-    """Blocks that write neighbours, and the same place; the array's own elements are wider, or narrower."""
-    source = GLOBAL.replace("CLOCK", clock).replace("T", kind)
-    if "red." in clock:
-        source = source.replace("void* o", "void* o, unsigned* p")
-    a, o = np.arange(64).astype(NARROW[kind]), np.zeros(64 * NARROW[kind]().itemsize, np.uint8).view(item)
-    more = [np.zeros(1, U4)] if "red." in clock else []
-    clean = run(source.replace("WHERE", "t"), 2, 32, a, o, *more)
-    assert clean.findings == ()
-    assert (clean.results["1"].view(NARROW[kind]) == a).all()
-    assert kinds(run(source.replace("WHERE", "t & ~1"), 2, 32, a, o, *more)) == {"global-race"}
-
-
 PROXY = """extern "C" __global__ void k(unsigned* o) {
     extern __shared__ __align__(128) unsigned short s[];
     int t = threadIdx.x;
     s[t] = t;
-    if (FENCED) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    if (t >= 0) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     if (t == 0) {
         unsigned from = (unsigned)__cvta_generic_to_shared(s);
@@ -323,17 +241,69 @@ PROXY = """extern "C" __global__ void k(unsigned* o) {
         asm volatile("cp.async.bulk.commit_group;\\ncp.async.bulk.wait_group 0;" ::: "memory");
     }
 }"""
+NARROW = {"unsigned short": np.uint16, "unsigned char": np.uint8}
+# A warp barrier makes the executor keep clocks of what threads have seen of each other, and so does a strong access.
+CLOCKS = {"": "", ", clocks": "__syncwarp();"}
+STRONG = {**CLOCKS, ", strong": 'asm volatile("red.relaxed.gpu.global.add.u32 [%0], 0;" :: "l"(p));'}
+N = np.arange(128)
 
 
-def test_each_half_is_fenced_by_who_wrote_it() -> None:
-    def fenced(who: str) -> Outcome:
-        return run(PROXY.replace("FENCED", who), 1, 128, np.zeros(64, U4), dynamic=256)
+def samples() -> dict[str, Sample]:
+    """Each kernel as it is right."""
+    found = {
+        "sum": Sample(SUM, 1, 64, (np.zeros(64, U4),), sum(range(64))),
+        "halves and a proxy": Sample(PROXY, 1, 128, (np.zeros(64, U4),), N[::2] + (N[1::2] << 16), {"dynamic": 256}),
+        "generic": Sample(GENERIC, 1, 64, (N[:64].astype(U4), np.zeros(64, U4)),
+                          np.where(N[:64] & 1, 100 + (N[:64] ^ 2), N[:64])),
+    }  # fmt: skip
+    for clock, code in CLOCKS.items():
+        found[f"words and halves{clock}"] = Sample(WHOLE.replace("CLOCK", code), 1, 64, (np.zeros(64, U4),))
+        for kind, dtype in NARROW.items():
+            arrays = N.astype(dtype), np.zeros(128, dtype), 0
+            source = SHARED.replace("CLOCK", code).replace("T", kind)
+            found[f"shared, {kind}{clock}"] = Sample(source, 1, 128, arrays)
+    for (clock, code), (kind, dtype), item in product(STRONG.items(), NARROW.items(), (np.uint8, np.uint64)):
+        target = np.zeros(64 * dtype().itemsize, np.uint8).view(item)
+        source = GLOBAL.replace("CLOCK", code).replace("T", kind)
+        name = f"global, {kind} in an array of {item.__name__}{clock}"
+        found[name] = Sample(source, 2, 32, (N[:64].astype(dtype), target, np.zeros(1, U4)))
+    return found
 
-    clean = fenced("t >= 0")
-    assert clean.findings == ()
-    assert (clean.results["0"].view(np.uint16) == np.arange(128)).all()
-    assert kinds(fenced("t % 2 == 0")) == {"proxy"}
-    assert kinds(fenced("t % 2 == 1")) == {"proxy"}
+
+SAMPLES = samples()
+BETWEEN, READ = "// between", "o[t] = s[i]"
+BEHIND = BETWEEN, "__syncthreads();"
+
+
+def shared(bytes_: str) -> list[tuple[str, ...]]:
+    """Threads that write neighbours, read another's behind a barrier, write one place, read without a barrier."""
+    return [
+        ("",), ("", *BEHIND, READ, "o[t] = s[t ^ 1]"), ("", "i = t;", "i = t ^ 1;", *BEHIND),
+        ("=shared-race", "i = t;", "i = t & ~1;", *BEHIND),
+        (f"=shared-race: bytes {bytes_} of shared memory", READ, "o[t] = s[t ^ 1]"),
+    ]  # fmt: skip
+
+
+FOUND: dict[str, list[tuple[str, ...]]] = {
+    "sum": [
+        ("",), ("=shared-race", "threadIdx.x);\n    __syncthreads();", "threadIdx.x);"),
+        ("=uninitialised", "s = 0;\n    __syncthreads();", ";"),
+    ],
+    "halves and a proxy": [("",), ("=proxy", "t >= 0", "t % 2 == 0"), ("=proxy", "t >= 0", "t % 2 == 1")],
+    "generic": [("",), ("out-of-bounds", "s + (threadIdx.x ^ 2)", "s + threadIdx.x + 32")],
+    **{name: shared("1 to 1" if "char" in name else "2 to 3") for name in SAMPLES if name.startswith("shared")},
+    **{name: [("",), ("=shared-race", "2 * t)", "2 * t - 63)")] for name in SAMPLES if name.startswith("words")},
+    **{name: [("",), ("=global-race", "(o)[t]", "(o)[t & ~1]")] for name in SAMPLES if name.startswith("global")},
+}  # fmt: skip
+
+
+@edits(FOUND)
+def test_narrow_accesses(name: str, expected: str, texts: tuple[str, ...]) -> None:
+    outcome = SAMPLES[name].run(*texts)
+    judge(outcome, expected, SAMPLES[name].want)
+    if not texts and name.startswith(("shared", "global")):
+        narrow = outcome.results["1"].view(NARROW[next(k for k in NARROW if k in name)])
+        assert (narrow == N[: narrow.size]).all()
 
 
 def test_words_stay_the_unit_where_nothing_is_narrower() -> None:

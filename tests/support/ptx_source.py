@@ -1,7 +1,11 @@
 """Kernels that the PTX executor runs, as CUDA or as PTX, and what a test asks of the outcome."""
 
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lngen.ptx import Outcome, parse, run_kernel
@@ -118,3 +122,48 @@ def broken(source: str, old: str, new: str) -> str:
     """The source with one defect."""
     assert old in source, old
     return source.replace(old, new)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A kernel k of CUDA, how it is launched, and what its last array holds where nothing is wrong."""
+
+    source: str
+    grid: Any
+    block: int
+    arguments: tuple[Any, ...]
+    want: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, *edits: str) -> Outcome:
+        """What it does after edits: the old text and the new one, in turn."""
+        source = self.source
+        for old, new in zip(edits[::2], edits[1::2], strict=True):
+            source = broken(source, old, new)
+        given = [a.copy() if isinstance(a, np.ndarray) else a for a in self.arguments]
+        return run(source, self.grid, self.block, *given, **self.options)
+
+
+def judge(outcome: Outcome, expected: str, want: Any = None) -> None:
+    """``expected``: nothing is found and the last array is ``want``, or one of these is: "deadlock|async-read".
+
+    With "=" before it just these: "=async-read early-exit"; after a colon what the message says.
+    """
+    head, _, text = expected.removeprefix("=").partition(": ")
+    found = kinds(outcome)
+    if not expected:
+        results = clean(outcome)
+        assert want is None or (results[max(results, key=int)] == want).all()
+    elif expected.startswith("="):
+        assert found == {*head.split()}, outcome.findings
+    else:
+        assert found & {*head.split("|")}, outcome.findings
+    said = [f.message for f in outcome.findings if f.kind in re.split("[| ]", head)]
+    assert not text or any(re.search(text, message) for message in said), said
+
+
+def edits(table: Mapping[str, Sequence[tuple[str, ...]]]) -> pytest.MarkDecorator:
+    """A table: by the name of a kernel what is expected, and the edits that show it."""
+    rows = [(name, expected, texts) for name, listed in table.items() for expected, *texts in listed]
+    made = [pytest.param(n, e, tuple(t), id=f"{n}: {' -> '.join(t)[:90] or 'whole'}") for n, e, t in rows]
+    return pytest.mark.parametrize(("name", "expected", "texts"), made)
