@@ -53,7 +53,9 @@ def compiler() -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--half`` of the full run, and ``--update`` of golden text."""
     parser.addoption("--half", action="store_true", help="with -m full: leave out half, by the commit")
-    parser.addoption("--update", action="store_true", help="write what tests/messages would have to hold")
+    parser.addoption(
+        "--update", action="store_true", help="write what tests/messages and tests/transcripts would have to hold"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -12,6 +12,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import commands
 
 WIDTH = 119
@@ -86,3 +88,15 @@ def comment(message: str, folder: Path) -> list[str]:
             break_on_hyphens=False,
         ) or ["#"]
     return found
+
+
+def settle(file: Path, now: str, config: pytest.Config) -> None:
+    """The file has to hold ``now``; with ``--update`` it is written, and the lines that changed are printed."""
+    text = file.read_text(encoding="utf-8")
+    if config.option.update and now != text:
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print("", *(line for line in now.splitlines() if line not in text.splitlines()), sep="\n")
+        file.write_text(now, encoding="utf-8")
+    else:
+        assert now == text
+    assert max(map(len, now.splitlines())) <= 120
