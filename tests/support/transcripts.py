@@ -58,7 +58,7 @@ class Steps:
         if first.startswith(">>> "):
             found = self.python("\n".join(line[4:] for line in (first, *more)))
         else:
-            words, *filters = split([*shlex.split(first[2:])])
+            words, *filters = split([self.filled(word) for word in shlex.split(first[2:])])
             if words[0] == "cat":
                 found = self.cat(words[1:], [line[2:] for line in more])
             else:
@@ -68,6 +68,10 @@ class Steps:
         while found and not found[-1].strip():
             found.pop()
         return [line for text in found for line in wrapped(normalised(text, self.folder))]
+
+    def filled(self, word: str) -> str:
+        """A word with the values of the names in it that stand in braces."""
+        return re.sub(r"\{(\w+)\}", lambda found: str(self.names.get(found[1], found[0])), word)
 
     def python(self, code: str) -> list[str]:
         """What the code prints, or the value of its last line."""
