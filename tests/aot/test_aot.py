@@ -315,3 +315,26 @@ def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
         for spec, f in manifest_of(tmp_path / "out")["specs"].items()
     }
     assert rows == {FWD: [2**20], "rmsnorm.fwd:d=64,dtype=bf16,save=none": [2**13]}
+
+
+# ---- verify; tests/messages/verify.txt has what it finds ----
+
+
+def test_verify_tells_faults_on_stdout_and_notes_on_stderr(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    built = build([FWD], tmp_path, arch="sm_80+ptx,sm_90", emit="cu,cubin", schedule=QUICK)
+    found = lngen.verify(tmp_path, progress=lambda *counts: seen.append(counts))
+    count = len(built.files) - 1
+    assert (found.ok, found.files, found.recompiled, found.rebuilt) == (True, count, 3, 1)
+    assert (found.faults, found.skipped, found.unlisted) == ((), (), ())
+    assert seen == [(n, 4) for n in range(1, 5)]
+    told = "compiled again with the same bytes, 1 kernel set of the same launch data"
+    assert prints("verify", tmp_path) == f"{count} files as listed, 3 {told}, no fault\n"
+    (tmp_path / "mine.cubin").touch()
+    next(tmp_path.glob("*.cu")).write_bytes(b"")
+    done = call("verify", tmp_path)
+    fault, total = done.stdout.splitlines()
+    assert (done.exit_code, fault) == (1, lngen.verify(tmp_path).faults[0])
+    assert total == f"{count - 1} files as listed, 0 {told}, 1 fault"
+    assert done.stderr.startswith("the pack has no CUDA source of them, which a build with --emit cu adds: 3 files ")
+    assert done.stderr.endswith("'mine.cubin' is not in the manifest.\n")

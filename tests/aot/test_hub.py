@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import lngen
-from commands import call, fails, prints
+from commands import prints
 from hub_packages import LAYER, SPECS, VARIANT, D, made
 from killing import Killed, killed_at, points
 from lngen.aot import hub
@@ -153,50 +152,6 @@ def test_verify_and_list_take_the_folder_and_its_variant(whole: Path) -> None:
         assert found.files == len(metadata(whole)["digest"]["files"])
         assert "layernorm.bwd:d=64" in prints("pack", "list", place)
     assert "no fault" in prints("verify", whole)
-
-
-def test_verify_names_files_that_are_not_listed(whole: Path, tmp_path: Path) -> None:
-    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
-    (variant / "extra.py").write_text("")
-    found = lngen.verify(variant)
-    assert (found.ok, found.unlisted) == (True, ("extra.py",))
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda v: (v / "layers.py").write_text(""), "'layers.py' is not the file that metadata.json lists"),
-    (lambda v: (v / "_lngen" / "files.py").unlink(), "'_lngen/files.py' cannot be read: No such file"),
-    (lambda v: next(v.glob("pack/*.cubin")).write_bytes(b""), ".cubin' is not the file that the pack's manifest"),
-    (lambda v: edit(v, "id", "_relu"), "'metadata.json' has an id or archs that do not follow"),
-    (lambda v: edit(v, "backend", {"type": "cuda", "archs": ["8.0"]}), "'metadata.json' has an id or archs"),
-    (lambda v: redigest(v, "functional.py", "import os\n"), "'functional.py' is not the file of lngen"),
-])  # fmt: skip
-def test_verify_sees_what_is_wrong(whole: Path, tmp_path: Path, change: Callable[[Path], object], words: str) -> None:
-    variant = shutil.copytree(whole, tmp_path / "package") / VARIANT
-    change(variant)
-    faults = [fault.replace(f"{variant}/", "") for fault in lngen.verify(tmp_path / "package").faults]
-    assert any(words in fault for fault in faults), faults
-    assert call("verify", tmp_path / "package").exit_code == 1
-
-
-def edit(variant: Path, key: str, value: object) -> None:
-    path = variant / "metadata.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
-
-
-def redigest(variant: Path, name: str, text: str) -> None:
-    """Changes a file and its digest as well, and the id that follows."""
-    (variant / name).write_text(text)
-    found = json.loads((variant / "metadata.json").read_text())
-    found["digest"]["files"][name] = hub.digest_of(text.encode())
-    edit(variant, "digest", found["digest"])
-    edit(variant, "id", hub.identifier(found["digest"]["files"]))
-
-
-def test_a_package_whose_manifest_is_broken_is_refused(whole: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(whole, tmp_path / "package")
-    (folder / VARIANT / "pack" / "manifest.json").write_text("{}")
-    assert "expected to be a manifest" in fails(2, "verify", folder)
-    assert "expected to be a pack" in fails(2, "pack", "list", folder)
 
 
 # ---- bad input ----
