@@ -67,7 +67,7 @@ def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp
     """In another process with its own hash seed, another order of specs, archs and rows; without a path or a date."""
     code = "import sys; from lngen.cli import cli; cli.main(sys.argv[1:])"
     args = ("build", BWD, FWD, BWD, "--arch", "sm_80,sm_90,sm_90+ptx,sm_90", "--rows", "many,1", "--out")
-    output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77", LNGEN_CACHE_DIR=str(tmp_path / "cache")))
+    output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77"))
     assert contents(tmp_path / "two") == contents(both())
     text = contents(both())[FILE_NAME].decode()
     assert str(both()) not in text
