@@ -56,30 +56,23 @@ def test_every_image_is_there_uncompressed(images: tuple[Image, ...]) -> None:
     assert re.search(r"^\.target sm_120$", text, re.MULTILINE)
     assert ".visible .entry one(" in text
     assert len(data) - sum(len(i.data) for i in images) < 1024
-
-
-def test_ptx_may_end_in_nul_or_not(images: tuple[Image, ...]) -> None:
     ptx = images[-1]
-    assert fatbin([ptx]) == fatbin([ptx._replace(data=ptx.data.rstrip(b"\0") + b"\0")])
+    assert fatbin([ptx]) == fatbin([ptx._replace(data=ptx.data.rstrip(b"\0") + b"\0")]), "with a NUL at its end or not"
 
 
-@pytest.mark.parametrize(
-    ("made", "message"),
-    [
-        ([Image("sm_80", "cubin", b"")], "nvFatbin refused the cubin for sm_80: empty input"),
-        ([Image("sm_80", "cubin", b"no ELF" * 99)], "nvFatbin refused the cubin for sm_80: fatbinary elf mismatch"),
-        ([Image("sm_80", "ptx", b"no PTX")], "nvFatbin refused the ptx for sm_80: could not find ptx version"),
-        ([Image("sm_80", "ptx", b"")], "nvFatbin refused the ptx for sm_80: empty input"),
-    ],
-)
-def test_a_wrong_image_is_one_sentence(made: list[Image], message: str) -> None:
-    with pytest.raises(LngenError, match=message):
-        fatbin(made)
+WRONG = {
+    "no cubin": (Image("sm_80", "cubin", b""), "cubin for sm_80: empty input"),
+    "no ELF": (Image("sm_80", "cubin", b"no ELF" * 99), "cubin for sm_80: fatbinary elf mismatch"),
+    "no PTX": (Image("sm_80", "ptx", b""), "ptx for sm_80: empty input"),
+    "a text": (Image("sm_80", "ptx", b"no PTX"), "ptx for sm_80: could not find ptx version"),
+}
 
 
-def test_a_cubin_of_another_arch_is_refused(images: tuple[Image, ...]) -> None:
-    with pytest.raises(LngenError, match="refused the cubin for sm_90: fatbinary elf mismatch: elf arch"):
-        fatbin([images[0]._replace(arch="sm_90")])
+def test_a_wrong_image_is_one_sentence(images: tuple[Image, ...]) -> None:
+    another = images[0]._replace(arch="sm_90"), "cubin for sm_90: fatbinary elf mismatch: elf arch"
+    for image, message in (*WRONG.values(), another):
+        with pytest.raises(LngenError, match=f"nvFatbin refused the {message}"):
+            fatbin([image])
 
 
 def test_each_fat_binary_is_destroyed(monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...]) -> None:
@@ -95,16 +88,11 @@ def test_each_fat_binary_is_destroyed(monkeypatch: pytest.MonkeyPatch, images: t
     assert count == [0, 0]
 
 
-@pytest.fixture
-def fresh() -> None:
-    module._library.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("missing", ["cuda.pathfinder", "the library", "a function"])
 def test_a_missing_library_is_a_sentence_with_the_command(
     monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...], missing: str
 ) -> None:
+    module._library.cache_clear()
     from cuda import pathfinder
 
     def not_found(name: str) -> SimpleNamespace:
