@@ -158,6 +158,8 @@ def test_what_is_no_trace_is_one_sentence_a_file(tmp_path: Path) -> None:
     for sentence in found.skipped:
         sentence.encode()
         assert "\n" not in sentence
+    with pytest.raises(LngenError, match=r"^cannot read "):
+        read_trace(Path("\0"))
 
 
 def test_a_folder_inside_that_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
