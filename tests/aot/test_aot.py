@@ -19,14 +19,12 @@ from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import RULES
 from lngen.devices import described, device_for
-from lngen.errors import LngenError, LowerError, ScheduleError
+from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, M
 from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
 from lngen.schedule import most_bytes, ranked, workload
-from lngen.spec import make_spec, parse_spec
+from lngen.spec import parse_spec
 from packs import contents, manifest_of
 from plans import problem_of
 
@@ -174,18 +172,6 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
 # ---- what is refused ----
 
 
-def test_a_graph_without_kernels_is_refused_before_anything_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def centred(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", x - b.mean(x, M))
-
-    monkeypatch.setattr(KernelSet, "cubin", lambda *_, **__: pytest.fail("compiled"))
-    with pytest.raises(LowerError, match=r"^graph @centred_fwd: the row result '%y' depends on a sum over rows; that "):
-        build([FWD, make_spec(Definition("centred", centred), "fwd", {"d": 64})], tmp_path / "out")
-
-
 def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelSet, "text", property(lambda kernels: "nonsense" * ("bwd" in kernels.plan.name)))
     with pytest.raises(LngenError, match="NVRTC refused"):
@@ -210,6 +196,10 @@ def test_a_build_that_would_lose_files_is_refused_before_it_compiles(
 def test_only_the_kinds_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources alone compile nothing, so that they are for any arch."""
     name = plan(FWD, schedule=QUICK).name
+    seen: list[tuple[int, int]] = []
+    archs: dict[str, Any] = {"arch": "sm_80,sm_90", "progress": lambda *counts: seen.append(counts)}
+    build([FWD, FWD], tmp_path / "both", emit="ptx", schedule=QUICK, **archs)
+    assert seen == [(n, 2) for n in (1, 2)] + [(n, 4) for n in range(1, 5)], "schedules, then compilations"
     build([FWD], tmp_path / "ptx", emit="ptx", schedule=QUICK)
     assert contents(tmp_path / "ptx").keys() == {f"{name}.sm_90.ptx", FILE_NAME}
     assert sets(tmp_path / "ptx")[name]["resources"]["sm_90"]
@@ -251,11 +241,6 @@ def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, ve
     assert max(t.get("row_stride_multiple", 1) for t in made["tensors"]) <= vec
 
 
-def test_a_width_beside_another_key_changes_no_form(tmp_path: Path) -> None:
-    with pytest.raises(ScheduleError, match="bulk copies need vec=8"):
-        build(["rmsnorm.fwd:d=8192,dtype=f16"], tmp_path, emit="cu", schedule="vec=1,stages=2")
-
-
 def test_a_lock_file_replaces_defaults_and_what_it_lacks_is_said(tmp_path: Path) -> None:
     lock = tmp_path / "lock.toml"
     lock.write_text(f'version = 1\n\n["NVIDIA H200"]\narch = "sm_90"\n\n["NVIDIA H200"."{FWD}"]\n4096 = "{QUICK}"\n')
@@ -281,13 +266,6 @@ def test_a_second_build_says_what_it_replaces(tmp_path: Path) -> None:
     data = json.loads(prints(*args, two, "--rows", "1", "--json"))
     assert [e["name"] for e in data["kernel_sets"]] == [names[1]]
     assert len([*entries(tmp_path)]) == 2
-
-
-def test_progress_counts_schedules_then_compilations(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    options: dict[str, Any] = {"arch": "sm_80,sm_90", "emit": "ptx", "schedule": QUICK}
-    build([FWD, FWD], tmp_path, progress=lambda *counts: seen.append(counts), **options)
-    assert seen == [(n, 2) for n in (1, 2)] + [(n, 4) for n in range(1, 5)]
 
 
 def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
