@@ -16,6 +16,7 @@ from lngen.check.inputs import random_inputs
 from lngen.devices import described
 from lngen.explain import Section, Subject, cost, explain, reasons
 from lngen.explain.cost import _table, at, flops, measured, moved, operations, peak
+from lngen.explain.section import WIDTH, Table
 from lngen.explain.steps import reads
 from lngen.ir import REDUCTIONS, WIDE
 from lngen.problem import Schedule
@@ -179,24 +180,17 @@ def test_a_record_is_the_nearest_of_this_spec(tmp_path: Path, monkeypatch: pytes
         ("B", "in turn"): (500, 5, False, "lngen 0.0.9"),
         ("C", "not recorded"): (1000, 6, True, ""),
     }
-    other = subject_of("layernorm.fwd:d=4224,dtype=bf16", rows=4096)
-    said = " ".join(str(section) for section in (cost(other), reasons(other)))
-    assert "from its table of measured schedules for the NVIDIA H200 (lngen/devices/tables/h200.toml)." in " ".join(
-        said.split()
-    )
-    assert said.count("No time of this spec is recorded") + said.count("No time of this spec itself") == 2
 
 
-COLUMNS = {
-    "nothing recorded": ([{"rows": 1, "calls": "not recorded", "version": ""}], ("rows",)),
-    "in one row": ([{"calls": "in turn", "generator": "earlier"}, {"calls": "not recorded", "generator": "earlier"}],
-                   ("calls", "lngen's generator")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", COLUMNS)
-def test_a_column_of_which_nothing_is_recorded_is_left_out(case: str) -> None:
-    rows, columns = COLUMNS[case]
-    table = _table(rows)
-    assert table.columns == columns
-    assert "not recorded" not in str(Section("s", "S", (table,)))
+def test_a_column_of_which_nothing_is_recorded_is_left_out() -> None:
+    """And a long text goes on below its cell."""
+    earlier = [{"calls": calls, "generator": "earlier"} for calls in ("in turn", "not recorded")]
+    for rows, columns in (([{"rows": 1, "calls": "not recorded", "version": ""}], ("rows",)),
+                          (earlier, ("calls", "lngen's generator"))):  # fmt: skip
+        assert _table(rows).columns == columns
+        assert "not recorded" not in str(Section("s", "S", (_table(rows),)))
+    long = ",".join(f"field_{n}={n}" for n in range(20))
+    head, *lines = str(Section("s", "S", (Table(("us", "as"), (("1", long), ("2", ""))),))).splitlines()[2:]
+    assert (head, lines[0][:13], lines[-1]) == ("  us  as", "  1   field_0", "  2")
+    assert "".join(line[6:] for line in lines) == long
+    assert max(map(len, lines)) <= WIDTH
