@@ -230,13 +230,18 @@ def test_a_comparison_marks_what_differs(browser: Page) -> None:
     assert any("FADD" in text for text in browser.texts("td.gone:not(.mark)"))
 
 
-def test_themes_and_the_time_to_open_the_largest_page(browser: Page) -> None:
-    """At most a second: the best of three, since other tests run beside it."""
+@pytest.mark.full
+def test_the_largest_page_opens_in_a_second(browser: Page) -> None:
+    """The best of three, since other tests run beside it."""
     subject, kernels = shown(LARGEST)
     html = page(subject, explain(subject, ["fusion", "schedule"]), kernels)
     assert len(html.encode()) < 1_500_000
     (browser.folder / "largest.html").write_text(html, encoding="utf-8")
     assert min(browser.open(name="largest") for _ in range(3)) < 1000
+
+
+def test_there_are_two_themes(browser: Page) -> None:
+    browser.open()
     grounds = []
     for _ in range(3):
         grounds.append(browser.run("return getComputedStyle(document.body).backgroundColor"))
