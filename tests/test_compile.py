@@ -141,16 +141,6 @@ def test_a_stage_that_runs_twice_is_seen(counts: Counts) -> None:
     assert {stage: n for (stage, _), n in counts.items()} == {"finish": 1, "problem": 2, "lower": 2, "emit": 2}
 
 
-def test_the_same_objects_come_back() -> None:
-    compilation = Compilation(parse_spec(FWD))
-    schedule = parse_schedule(SCHEDULE, lngen.Schedule("registers", 8, 16, 8))
-    kernels = compilation.kernels(schedule)
-    assert kernels is compilation.kernels(schedule) is compilation.changed(SCHEDULE)
-    assert kernels.text is kernels.text
-    assert kernels.plan.graph is compilation.graph is [*compilation.passes.values()][-1]
-    assert kernels.plan.problem is compilation.problem
-
-
 @pytest.mark.parametrize("first", [False, True])
 def test_ptx_with_lines_is_not_that_without(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is asked for first, and each is compiled once for an arch."""

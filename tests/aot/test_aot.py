@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import flashinfer_traces as traces
 import lngen
 from child import output, start
 from commands import call, prints
@@ -233,9 +234,8 @@ def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, ve
     """What a pack says of arrays that do not suit it: build it with --schedule vec=N."""
     default = next(iter(build([spec], tmp_path / "default", emit="cu").manifest.kernel_sets.values()))
     assert default["schedule"]["form"].startswith("tma")
-    made = next(
-        iter(build([spec], tmp_path / "narrow", emit="cu", schedule=f"vec={vec}").manifest.kernel_sets.values())
-    )
+    narrow = build([spec], tmp_path / "narrow", emit="cu", schedule=f"vec={vec}").manifest
+    (made,) = narrow.kernel_sets.values()
     assert made["schedule"]["form"] != "tma_unaligned"
     assert made["schedule"]["vec"] <= vec
     assert max(t.get("row_stride_multiple", 1) for t in made["tensors"]) <= vec
@@ -270,29 +270,19 @@ def test_a_second_build_says_what_it_replaces(tmp_path: Path) -> None:
 
 def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
     """Beside the specs; what is no norm, and that a trace does not say its eps, is told."""
-    axes = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 64}}
-    x, weight = ({"shape": shape, "dtype": "bfloat16"} for shape in (["batch_size", "hidden_size"], ["hidden_size"]))
-    inputs = {"hidden_states": x, "weight": weight}
-    norm = {"name": "rmsnorm_h64", "axes": axes, "inputs": inputs, "outputs": {"output": x}}
-    trace = tmp_path / "trace"
-    trace.mkdir()
-    (trace / "silu.json").write_text(json.dumps({**norm, "name": "silu_h64"}))
-    with pytest.raises(
-        LngenError, match=r"got none; name one\. The trace has none: 'silu\.json': lngen has no operation"
-    ):
+    trace, norm = tmp_path / "trace", traces.dumped("rmsnorm", 64, reference="...", description="")
+    traces.write(trace, traces.dumped("silu"))
+    none = r"got none; name one\. The trace has none: 'silu_h4096\.json': lngen has no operation"
+    with pytest.raises(LngenError, match=none):
         build([], tmp_path / "out", trace=trace)
-    (trace / "norm.json").write_text(json.dumps(norm))
-    line = {"definition": "rmsnorm_h64", "workload": {"axes": {"batch_size": 4}}}
-    (trace / "rows.jsonl").write_text(json.dumps(line))
+    traces.write(trace, norm)
+    (trace / "rows.jsonl").write_text(traces.lines(traces.workload(norm["name"], batch_size=4)))
     done = call("build", FWD, "--trace", trace, "--emit", "cu", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert "which eps" in done.stderr
-    assert "1 entries of the trace are no norms of lngen: 'silu.json': lngen has no operation 'silu'" in done.stderr
-    rows = {
-        spec: [c["most_bytes"] for c in f["images"][0]["classes"]]
-        for spec, f in manifest_of(tmp_path / "out")["specs"].items()
-    }
-    assert rows == {FWD: [2**20], "rmsnorm.fwd:d=64,dtype=bf16,save=none": [2**13]}
+    assert "1 entries of the trace are no norms of lngen: 'silu_h4096.json': lngen has no operation" in done.stderr
+    rows = {spec: entry["most_bytes"] for spec, *_, entry, _ in entries(tmp_path / "out")}
+    assert rows == {FWD: 2**20, "rmsnorm.fwd:d=64,dtype=bf16,save=none": 2**13}
 
 
 # ---- verify; tests/messages/verify.txt has what it finds ----
