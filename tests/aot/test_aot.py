@@ -5,8 +5,7 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,36 +51,31 @@ def plan(text: str, arch: str = "sm_90", schedule: str = "", rows: int | None = 
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build of two specs for two archs, with PTX for newer GPUs, for two classes of rows."""
-
-    @cache
-    def made() -> Path:
-        folder = tmp_path_factory.mktemp("both") / "a" / "b"
-        printed = prints("build", FWD, BWD, "--arch", "sm_90+ptx,sm_80", "--rows", "1,many", "--out", folder)
-        assert {*printed.splitlines()} == {str(folder / name) for name in contents(folder)}
-        assert printed.splitlines()[-1] == str(folder / FILE_NAME)
-        return folder
-
-    return made
+    folder = tmp_path_factory.mktemp("both") / "a" / "b"
+    printed = prints("build", FWD, BWD, "--arch", "sm_90+ptx,sm_80", "--rows", "1,many", "--out", folder)
+    assert {*printed.splitlines()} == {str(folder / name) for name in contents(folder)}
+    assert printed.splitlines()[-1] == str(folder / FILE_NAME)
+    return folder
 
 
 # ---- bytes ----
 
 
-def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp_path: Path) -> None:
+def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Path, tmp_path: Path) -> None:
     """In another process with its own hash seed, another order of specs, archs and rows; without a path or a date."""
     code = "import sys; from lngen.cli import cli; cli.main(sys.argv[1:])"
     args = ("build", BWD, FWD, BWD, "--arch", "sm_80,sm_90,sm_90+ptx,sm_90", "--rows", "many,1", "--out")
     output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77"))
-    assert contents(tmp_path / "two") == contents(both())
-    text = contents(both())[FILE_NAME].decode()
-    assert str(both()) not in text
+    assert contents(tmp_path / "two") == contents(both)
+    text = contents(both)[FILE_NAME].decode()
+    assert str(both) not in text
     assert not re.search(r"\b20\d\d-\d\d", text)
 
 
-def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
-    document, files = manifest_of(both()), contents(both())
+def test_hashes_and_resources_are_those_of_the_files(both: Path) -> None:
+    document, files = manifest_of(both), contents(both)
     assert document["rules"] == RULES | DISPATCH_RULES
     version = ".".join(map(str, toolchain.nvrtc_version()))
     major, minor = toolchain.nvrtc_version()
@@ -106,7 +100,7 @@ def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
     }
 
 
-def test_headers_are_in_a_folder_of_their_hash(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_in_a_folder_of_their_hash(both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So two versions of lngen share a folder; a source that stands alone has none."""
     build([FWD], tmp_path, emit="cu", schedule=QUICK)
     first = {n: data for n, data in contents(tmp_path).items() if n.startswith("include/")}
@@ -136,10 +130,10 @@ def entries(folder: Path) -> Iterator[tuple[str, str, str, dict[str, Any], dict[
                 yield spec, image["arch"], image["kind"], entry, sets(folder)[entry["kernel_set"]]
 
 
-def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) -> None:
+def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Path) -> None:
     """And every file is of the kind and arch of its image, stored once."""
     schedules, seen = set(), 0
-    for spec, arch, kind, entry, kernels in entries(both()):
+    for spec, arch, kind, entry, kernels in entries(both):
         rows = {most_bytes(workload(problem_of(spec), rows, device_for(arch))): rows for rows in (1, None)}
         wanted = lngen.compile("layernorm", d=64, dtype="bf16").plan(spec[10:13], arch, rows[entry["most_bytes"]])
         assert kernels["schedule"]["text"] == str(wanted.schedule)
@@ -148,11 +142,11 @@ def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) 
         schedules.add((spec, str(wanted.schedule)))
         seen += 1
     assert seen == 12
-    used = {e["kernel_set"] for *_, e, _ in entries(both())}
-    used |= {e["otherwise"]["kernel_set"] for *_, e, _ in entries(both()) if e["otherwise"]}
-    assert used == sets(both()).keys()
+    used = {e["kernel_set"] for *_, e, _ in entries(both)}
+    used |= {e["otherwise"]["kernel_set"] for *_, e, _ in entries(both) if e["otherwise"]}
+    assert used == sets(both).keys()
     assert len(schedules) < seen, "kernels that coincide are one set"
-    shared = [e for e in sets(both()).values() if len(e["resources"]) == 2]
+    shared = [e for e in sets(both).values() if len(e["resources"]) == 2]
     assert shared, "a set for two archs"
 
 
@@ -377,8 +371,8 @@ def test_a_wrong_image_is_one_sentence(images: tuple[Image, ...]) -> None:
 def test_each_fat_binary_is_destroyed(monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...]) -> None:
     """Also that of a refused image."""
     library, count = module._library(), []
-    names = ("nvFatbinCreate", "nvFatbinAddCubin", "nvFatbinAddPTX", "nvFatbinSize", "nvFatbinGet")
-    fake = SimpleNamespace(**{n: getattr(library, n) for n in (*names, "nvFatbinGetErrorString")})
+    names = ("Create", "AddCubin", "AddPTX", "Size", "Get", "GetErrorString")
+    fake = SimpleNamespace(**{f"nvFatbin{n}": getattr(library, f"nvFatbin{n}") for n in names})
     fake.nvFatbinDestroy = lambda handle: count.append(library.nvFatbinDestroy(handle))
     monkeypatch.setattr(module, "_library", lambda: fake)
     fatbin(images)
