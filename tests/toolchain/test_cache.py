@@ -274,7 +274,6 @@ WITHOUT_HOME = """
     with warnings.catch_warnings(record=True) as caught:
         prints("show", "rmsnorm.fwd:d=8", "--stage", "ptx")
         prints("show", "rmsnorm.fwd:d=16", "--stage", "ptx")
-        prints("explain", "rmsnorm.fwd:d=8")
     found = json.loads(prints("doctor", "--json"))["findings"]
     states = {f["what"]: [f["state"], f["detail"], f["fix"]] for f in found if f["what"] in ("CuPy", "NVRTC", "cache")}
     print(json.dumps([[str(w.message) for w in caught], states, os.path.exists("~")]))
