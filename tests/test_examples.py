@@ -114,9 +114,8 @@ def train_equals_serve(
     pytest.importorskip("cupy")
     for module in ("runtime.launcher", "bench.agreement"):
         monkeypatch.setattr(f"lngen.{module}.device_count", lambda: 0)
-    given = ("--d", "64", "--rows", "8", "--json", str(file), *more)
     with pytest.raises(SystemExit) as ended:
-        run("train_equals_serve", *given, monkeypatch=monkeypatch)
+        run("train_equals_serve", "--d", "64", "--json", str(file), *more, monkeypatch=monkeypatch)
     lines = json.loads(file.read_text())["lines"] if file.exists() else []
     return ended.value.code, [line for line in lines if line["name"] == "lngen"]
 
@@ -124,12 +123,13 @@ def train_equals_serve(
 def test_train_equals_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "1", "--whole")
+    given = ("--rows", "4", "--batches", "1", "--whole")
+    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, *given)
     assert code == 0
     sizes = [(line["graph"], line["what"], line["batch"], line["elements"]) for line in lines]
-    wide = [("y, dx", batch, 5 * 2 * 64 * batch) for batch in (1, 8)]
+    wide = [("y, dx", batch, 5 * 2 * 64 * batch) for batch in (1, 4)]
     for graph, sums, count in (("layernorm", "dgamma, dbeta", 2), ("rmsnorm", "dgamma", 1)):
-        narrow = [(sums, batch, 5 * count * 64) for batch in (1, 8)]
+        narrow = [(sums, batch, 5 * count * 64) for batch in (1, 4)]
         assert sorted(size[1:] for size in sizes if size[0] == graph) == sorted([*wide, *narrow])
     assert {line["differ"] for line in lines} == {0}
     printed = capsys.readouterr().out.splitlines()
@@ -140,31 +140,24 @@ def test_train_equals_serve(
         assert all(len({text.partition(",")[0] for text in chosen}) > 2 for chosen in ways.values())
 
 
-@pytest.mark.parametrize("name", ["y", "dgamma"])
-def test_train_equals_serve_sees_one_bit(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_train_equals_serve_sees_one_bit_and_ends_at_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of one kind of kernel, the last bit of the last number of one result."""
+    """Of one kind of kernel, the last bit of the last number of two results; of a run that finds something, nothing."""
 
     def wrong(plan: Any, inputs: Any, **options: Any) -> Outcome:
         outcome = run_plan(plan, inputs, **options)
-        if plan.schedule.form == "tma" and name in outcome.results:
+        for name in {"y", "dgamma"} & {*outcome.results} if plan.schedule.form == "tma" else ():
             outcome.results[name].view("u2").flat[-1] ^= 1
         return outcome
 
     monkeypatch.setattr("lngen.ptx.run_plan", wrong)
-    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "3")
+    code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--rows", "3", "--batches", "3")
     assert code == 1
-    found = {(line["what"].split(", ")[0], line["batch"]) for line in lines if line["differ"]}
-    assert found == {("dgamma" if name == "dgamma" else "y", 3)}
+    assert {line["what"].split(", ")[0] for line in lines if line["differ"]} == {"y", "dgamma"}
     assert capsys.readouterr().out.splitlines()[-1].endswith(" elements differ")
-
-
-def test_train_equals_serve_ends_at_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "lngen.ptx.run_plan", lambda *args, **options: replace(run_plan(*args, **options), findings=("a race",))
-    )
-    assert train_equals_serve(tmp_path / "x.json", monkeypatch, "--batches", "3") == ("a race", [])
+    monkeypatch.setattr("lngen.ptx.run_plan", lambda *a, **k: replace(run_plan(*a, **k), findings=("a race",)))
+    assert train_equals_serve(tmp_path / "none.json", monkeypatch, "--rows", "3", "--batches", "3") == ("a race", [])
 
 
 def test_gpt_step_has_the_losses_of_pytorch(
@@ -210,22 +203,20 @@ def test_patch_transformers_times_a_model_that_it_patches(
     assert re.fullmatch(r"\| llama \| 32 \| \S+ \| \S+ \| \S+ \|  \|  \|", lines[3])
 
 
-@pytest.mark.parametrize("options", [(), ("--tiny",)])
-def test_patch_transformers_without_what_it_needs_says_so(
-    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+NO_TRANSFORMERS = "transformers is expected, and not found; --tiny runs on the CPU, with transformers\n"
+
+
+@pytest.mark.parametrize(("name", "options", "said"), [
+    ("patch_transformers", (), NO_TRANSFORMERS),
+    ("patch_transformers", ("--tiny",), NO_TRANSFORMERS),
+    ("gpt_step", (), "a GPU is expected, and PyTorch finds none; --tiny runs on the CPU\n"),
+])  # fmt: skip
+def test_a_program_without_what_it_needs_says_so(
+    name: str, options: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="3"):
-        run("patch_transformers", *options, monkeypatch=monkeypatch)
-    assert capsys.readouterr().err == (
-        "transformers is expected, and not found; --tiny runs on the CPU, with transformers\n"
-    )
-
-
-def test_gpt_step_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="3"):
-        run("gpt_step", monkeypatch=monkeypatch)
-    assert capsys.readouterr().err == "a GPU is expected, and PyTorch finds none; --tiny runs on the CPU\n"
+        run(name, *options, monkeypatch=monkeypatch)
+    assert capsys.readouterr().err == said

@@ -1,4 +1,4 @@
-"""If these fail, a path of a user hangs lngen, exhausts its memory, or loses a file that is half written."""
+"""If these fail, an environment variable or a path of a user is ignored, hangs lngen, or ends in a traceback."""
 
 import json
 import math
@@ -6,56 +6,45 @@ import os
 import stat
 from pathlib import Path
 
+import platformdirs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz import JSON, fuzzed
+from lngen import config
+from lngen.compile import dump
 from lngen.errors import LngenError
-from lngen.files import DEEPEST, opened, parse_json, read, shown, write_all
+from lngen.files import DEEPEST, parse_json, read, shown, write_all
+from lngen.lower import lower
+from lngen.problem import problem
+from lngen.schedule import ranked
+from lngen.spec import parse_spec
 
 
-def why_not(path: Path | str, limit: int = 100) -> str | None:
-    try:
-        read(path, limit)
-    except OSError as error:
-        return error.strerror
-    return None
-
-
-def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    path.write_bytes(b"12345")
-    (tmp_path / "link").symlink_to(path)
-    assert read(path, 5) == read(tmp_path / "link", 5) == b"12345"
-    assert why_not(path, 4) == "it is larger than 4 bytes"
-
-
-def test_huge_files_and_files_without_a_size_are_bounded_too(tmp_path: Path) -> None:
+def test_regular_files_are_read_up_to_a_bound(tmp_path: Path) -> None:
+    """Nothing else is waited for: a FIFO without a writer would hold up a plain open for ever."""
+    before = os.listdir("/dev/fd")
+    (tmp_path / "a").write_bytes(b"12345")
     (tmp_path / "holes").touch()
     os.truncate(tmp_path / "holes", 2**40)
-    assert why_not(tmp_path / "holes") == "it is larger than 100 bytes"
-    assert why_not("/proc/self/status", 10) == "it is larger than 10 bytes"
-    assert read("/proc/self/status", 10**6).startswith(b"Name:")
-
-
-def test_only_regular_files_are_read(tmp_path: Path) -> None:
-    """None of these is waited for: a FIFO without a writer would hold up a plain open for ever."""
     os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to("fifo")
-    assert why_not(tmp_path / "fifo") == why_not(tmp_path / "link") == "it is a FIFO, not a regular file"
-    assert why_not("/dev/full") == why_not("/dev/zero") == "it is a device, not a regular file"
-    assert why_not(tmp_path) == "Is a directory"
-    assert why_not(tmp_path / "none") == "No such file or directory"
-    assert why_not("x" * 300) == "File name too long"
-    assert why_not("a\0b") == why_not("\ud800") == "no file can have this name"
-
-
-def test_a_refused_file_is_closed(tmp_path: Path) -> None:
-    before = os.listdir("/dev/fd")
-    with pytest.raises(IsADirectoryError):
-        opened(tmp_path)
-    assert os.listdir("/dev/fd") == before
+    for name, target in (("link", "a"), ("to fifo", "fifo")):
+        (tmp_path / name).symlink_to(target)
+    assert read(tmp_path / "a", 5) == read(tmp_path / "link", 5) == b"12345"
+    assert read("/proc/self/status", 10**6).startswith(b"Name:")
+    wanted = {
+        tmp_path / "a": "it is larger than 4 bytes", tmp_path / "holes": "it is larger than 4 bytes",
+        "/proc/self/status": "it is larger than 4 bytes", tmp_path / "fifo": "it is a FIFO, not a regular file",
+        tmp_path / "to fifo": "it is a FIFO, not a regular file", "/dev/full": "it is a device, not a regular file",
+        "/dev/zero": "it is a device, not a regular file", tmp_path: "Is a directory",
+        tmp_path / "none": "No such file or directory", "x" * 300: "File name too long",
+        "a\0b": "no file can have this name", "\ud800": "no file can have this name",
+    }  # fmt: skip
+    for path, why in wanted.items():
+        with pytest.raises(OSError, match=why):
+            read(path, 4)
+    assert os.listdir("/dev/fd") == before, "a refused file is closed"
 
 
 def test_json_at_its_bounds_is_read() -> None:
@@ -89,20 +78,70 @@ def test_what_is_shown_of_a_value_is_short() -> None:
         assert "\n" not in shown(value)
 
 
-def test_a_name_no_file_can_have_is_one_sentence(tmp_path: Path) -> None:
-    for name in ("a\0b", "\ud800", "x" * 300):
+def test_what_is_no_file_is_not_written(tmp_path: Path) -> None:
+    """Nor is what belongs with it; a link to a device is one."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("fifo")
+    for name in ("a\0b", "\ud800", "x" * 300, "fifo", "link"):
         with pytest.raises(LngenError, match=r"cannot write '.*; name a place that can be written to\."):
             write_all({tmp_path / "good": b"1", tmp_path / name: b"2"})
-        assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("link", [False, True])
-def test_no_device_is_replaced(tmp_path: Path, link: bool) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    path = tmp_path / "fifo"
-    if link:
-        path = tmp_path / "link"
-        path.symlink_to("fifo")
-    with pytest.raises(LngenError, match=f"cannot write '{path}': it is not a regular file; name a place"):
-        write_all({path: b"x"})
+        assert {path.name for path in tmp_path.iterdir()} == {"fifo", "link"}
     assert stat.S_ISFIFO((tmp_path / "fifo").stat().st_mode)
+
+
+# ---- the environment ----
+
+
+def test_debug_level_is_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LNGEN_DEBUG", raising=False)
+    assert config.debug_level() == 0
+    for level in range(6):
+        monkeypatch.setenv("LNGEN_DEBUG", str(level))
+        assert config.debug_level() == level
+    for text in ("6", "-1", "yes", "1.5", "0x1", "¹"):
+        monkeypatch.setenv("LNGEN_DEBUG", text)
+        with pytest.raises(LngenError, match="LNGEN_DEBUG must be a whole number from 0 to 5") as caught:
+            config.debug_level()
+        assert repr(text) in str(caught.value)
+
+
+def test_folders_are_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty variable is an unset one."""
+    for name in ("LNGEN_DEBUG", "LNGEN_DUMP", "LNGEN_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+    assert (config.debug_level(), config.dump_dir()) == (0, None)
+    assert config.cache_dir() == platformdirs.user_cache_path("lngen")
+    monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "dump"))
+    monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))
+    assert config.dump_dir() == tmp_path / "dump"
+    assert config.cache_dir() == tmp_path / "cache"
+    assert not list(tmp_path.iterdir()), "asking for a folder must not create it"
+
+
+def test_a_tilde_is_a_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LNGEN_CACHE_DIR", "~/kernels")
+    assert config.cache_dir() == Path.home() / "kernels"
+    monkeypatch.setenv("LNGEN_CACHE_DIR", "~nosuch-user-here/kernels")
+    with pytest.raises(LngenError, match=r"LNGEN_CACHE_DIR .* home folder in '~nosuch-user-here/kernels' is unknown"):
+        config.cache_dir()
+
+
+def test_the_ladder_prints_and_dumps_every_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = parse_spec("rmsnorm.bwd:d=8")
+    plan = lower(spec, ranked(problem(spec.graph(), 8))[0])
+    monkeypatch.setenv("LNGEN_DEBUG", "3")
+    dump(plan, "the text")
+    printed = capsys.readouterr().err
+    assert all(f"{name}.ir ----" in printed for name in ("00-build", "01-vjp", "02-simplify"))
+    assert "kernel.cu" not in printed
+    monkeypatch.setenv("LNGEN_DEBUG", "4")
+    dump(plan, "the text")
+    assert "kernel.cu ----\nthe text" in capsys.readouterr().err
+    monkeypatch.setenv("LNGEN_DEBUG", "0")
+    monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "dump"))
+    dump(plan, "the text")
+    assert capsys.readouterr().err == ""
+    written = {path.name for path in (tmp_path / "dump" / plan.name).iterdir()}
+    assert written >= {"00-build.ir", "01-vjp.ir", "plan.txt", "kernel.cu"}

@@ -1,8 +1,8 @@
 """If these fail, ``generated/kernels`` is not what the code emits, or what it emits depends on the hash seed."""
 
 import json
-import shutil
-import statistics
+from collections.abc import Callable
+from itertools import accumulate, chain, product
 from pathlib import Path
 
 import pytest
@@ -13,17 +13,12 @@ from commands import call
 from lngen.aot import catalog
 from lngen.compile import Compilation
 from lngen.config import data_dir
+from lngen.emit import emit
 from lngen.ir import DType
 from lngen.problem.schedule import FORMS
-from lngen.spec import parse_spec
 from plans import SHARED
 
 GOLDEN = data_dir("generated") / "kernels"
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "kernels"))
 
 
 def test_the_golden_set_is_what_the_code_emits() -> None:
@@ -31,156 +26,91 @@ def test_the_golden_set_is_what_the_code_emits() -> None:
     assert (done.exit_code, done.output) == (0, f"{len(catalog.CATALOG)} kernels, 0 differ\n")
 
 
-def test_the_catalog_covers_what_it_should() -> None:
-    specs = [parse_spec(text) for text in catalog.CATALOG]
+def test_the_catalog_covers_what_it_should_and_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Compilation, "schedule", lambda *_: pytest.fail("a schedule is not written out"))
+    plans = catalog.plans()
+    assert {str(plan.spec): str(plan.schedule) for plan in plans} == catalog.CATALOG
+    specs, schedules = [plan.spec for plan in plans], [plan.schedule for plan in plans]
     assert 8 <= len(specs) <= 15
-    assert {(s.definition.name, s.direction) for s in specs} == {
-        (graph, direction) for graph in ("layernorm", "rmsnorm") for direction in ("fwd", "bwd")
-    }
+    assert {(s.definition.name, s.direction) for s in specs} == {*product(("layernorm", "rmsnorm"), ("fwd", "bwd"))}
     assert {s.dtype for s in specs} == {DType.F16, DType.BF16, DType.F32}
     assert {s.d for s in specs} == {64, 128, 768, 1000, 1001, 1024, 4096, 8192, 12288, 16384, 32768, 65536}
     assert any(s.weight is not s.dtype for s in specs)
     assert {s.strides for s in specs} == {1, 2}
-    schedules = [plan.schedule for plan in catalog.plans()]
     assert {s.form for s in schedules} == set(FORMS)
     options = "prefetch tma_store cached_weights single_launch row_in_registers early_release dynamic"
     for option in options.split():
         assert {getattr(s, option) for s in schedules} == {False, True}, option
-    assert {plan.spec.direction for plan in catalog.plans() if plan.schedule.cluster > 1} == {"fwd", "bwd"}
-    templates = {k.template for plan in catalog.plans() for k in plan.kernels}
-    kernels = {p.name for p in data_dir("templates").glob("*.cu.jinja")}
-    kernels -= SHARED
+    assert {plan.spec.direction for plan in plans if plan.schedule.cluster > 1} == {"fwd", "bwd"}
+    kernels = {p.name for p in data_dir("templates").glob("*.cu.jinja")} - SHARED
     kernels -= {"elementwise.cu.jinja", "numbers.cu.jinja"}  # of no named graph
-    assert templates == kernels, "a template that no golden kernel shows"
+    assert {k.template for plan in plans for k in plan.kernels} == kernels, "a template that no golden kernel shows"
 
 
-def test_the_catalog_asks_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Compilation, "schedule", lambda *_: pytest.fail("a schedule is not written out"))
-    for plan in catalog.plans():
-        assert str(plan.spec) in catalog.CATALOG
-        assert str(plan.schedule) == catalog.CATALOG[str(plan.spec)]
-
-
-def test_a_changed_byte_a_missing_and_a_superfluous_file_are_seen(copy: Path) -> None:
-    stale, missing, *_ = sorted(copy.iterdir())
-    stale.write_bytes(stale.read_bytes().replace(b"has_row", b"had_row", 1))
+def test_differences_are_seen_and_repaired(tmp_path: Path) -> None:
+    """A changed byte, another line ending, a file that is missing and one too many; only .cu files are lngen's."""
+    folder = tmp_path / "new" / "set"
+    assert call("generated", "--dir", folder).exit_code == 0
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == {p.name: p.read_bytes() for p in GOLDEN.iterdir()}
+    changed, missing, endings, *_ = sorted(folder.iterdir())
+    changed.write_bytes(changed.read_bytes().replace(b"has_row", b"had_row", 1))
     missing.unlink()
-    (copy / "other.cu").write_text("// by hand\n")
-    done = call("generated", "--check", "--dir", str(copy))
-    assert done.exit_code == 1
-    assert done.output.splitlines() == [
-        f"stale       {stale.name}", f"missing     {missing.name}", "superfluous other.cu",
-        f"{len(catalog.CATALOG)} kernels, 3 differ",
-    ]  # fmt: skip
-    assert not missing.exists(), "--check wrote a file"
-    data = json.loads(call("generated", "--check", "--json", "--dir", str(copy)).output)
-    assert data["differences"][2] == {"file": "other.cu", "what": "superfluous"}
+    endings.write_bytes(endings.read_bytes().replace(b"\n", b"\r\n"))
+    (folder / "other.cu").write_text("// by hand\n")
+    (folder / "README.md").touch()
+    found = {changed.name: "stale", missing.name: "missing", endings.name: "stale", "other.cu": "superfluous"}
+    lines, count = [f"{what:<11} {name}" for name, what in found.items()], len(catalog.CATALOG)
+    for options, code, last in ((("--check",), 1, "4 differ"), ((), 0, "4 rewritten or removed")):
+        data = json.loads(call("generated", "--check", "--json", "--dir", folder).output)
+        assert data["differences"] == [{"file": name, "what": what} for name, what in found.items()]
+        done = call("generated", *options, "--dir", folder)
+        assert (done.exit_code, done.output.splitlines()) == (code, [*lines, f"{count} kernels, {last}"])
+    assert catalog.differences(folder) == {}
+    assert (folder / "README.md").exists()
 
 
-def test_line_endings_are_bytes(copy: Path) -> None:
-    path = next(copy.iterdir())
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert catalog.differences(copy) == {path.name: "stale"}
+def test_times_are_medians_of_processor_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each kernel is compiled though it is cached. One of another set is found by its spec, whatever it is called."""
+    pytest.importorskip("cupy")
+    few, done = catalog.plans()[:2], list[tuple[str, bool]]()
+    texts = [emit(plan) for plan in few]
+    for n, text in enumerate(texts):
+        (tmp_path / f"{n}.cu").write_text(f"{text}// another\n")
+    rounds = (9, 1, 2, 8), (3, 5, 7, 4), (6, 4, 8, 5)  # emit, compile, read from the cache, compile the other
 
+    def now(columns: int) -> Callable[[], float]:
+        spent = (ms * kernel / 1e3 for kernel in (1, 2) for times in rounds for ms in times[:columns])
+        clock = accumulate(step for ms in spent for step in (0.0, ms))
+        return lambda: next(clock)
 
-def test_rewriting_repairs_and_removes(copy: Path) -> None:
-    stale, missing, *_ = sorted(copy.iterdir())
-    stale.write_text("")
-    missing.unlink()
-    (copy / "other.cu").touch()
-    (copy / "README.md").touch()
-    done = call("generated", "--dir", str(copy))
-    assert done.exit_code == 0
-    assert done.output.endswith("3 rewritten or removed\n")
-    assert catalog.differences(copy) == {}
-    assert (copy / "README.md").exists(), "only .cu files are lngen's"
-
-
-def test_rewriting_makes_the_folder(tmp_path: Path) -> None:
-    assert call("generated", "--dir", str(tmp_path / "new" / "set")).exit_code == 0
-    names = {p.name for p in (tmp_path / "new" / "set").iterdir()}
-    assert names == {p.name for p in GOLDEN.iterdir()}
-
-
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    done = call("generated", "--dir", str(tmp_path / "file" / "kernels"))
-    assert done.exit_code == 2
-    assert done.output.startswith("error: cannot write ")
-
-
-@pytest.fixture
-def two(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Times are measured of two kernels alone; their names."""
-    few = catalog.plans()[:2]
     monkeypatch.setattr("lngen.aot.catalog.plans", lambda: few)
-    return [plan.name for plan in few]
-
-
-def test_the_time_a_kernel_takes(two: list[str]) -> None:
-    """Each is compiled although it is cached; sums and medians are those of the columns."""
-    pytest.importorskip("cupy")
-    shown = call("generated", "--time").output
-    assert "| total " in shown
-    assert "| median " in shown
-    assert "against" not in shown
-    data = json.loads(call("generated", "--time", "--json").output)
-    assert [k["kernel"] for k in data["kernels"]] == two
-    for times in (*data["kernels"], data["total"], data["median"]):
-        assert 0 < times["cached_ms"] < times["compile_ms"] < times["total_ms"]
-    for column in ("emit_ms", "compile_ms", "total_ms", "cached_ms"):
-        values = [k[column] for k in data["kernels"]]
-        assert data["total"][column] == pytest.approx(sum(values), abs=0.01)
-        assert data["median"][column] == pytest.approx(statistics.median(values), abs=0.01)
-
-
-def test_times_are_medians_of_three(two: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is that of the processor, which other processes do not touch."""
-    pytest.importorskip("cupy")
-    spent = iter([9.0, 1.0, 2.0, 3.0, 5.0, 7.0, 6.0, 4.0, 8.0] * 2)  # emit, compile, cached, three times over
-    clock = [0.0]
-
-    def now() -> float:
-        clock.append(clock[-1] + (next(spent) if len(clock) % 2 == 0 else 0.0))
-        return clock[-1]
-
-    monkeypatch.setattr("lngen.aot.catalog.time.process_time", now)
-    for times in json.loads(call("generated", "--time", "--json").output)["kernels"]:
-        assert (times["emit_ms"], times["compile_ms"], times["cached_ms"]) == (6000, 4000, 7000)
-
-
-def test_times_beside_those_of_another_set(two: list[str], copy: Path) -> None:
-    """A kernel of the other set is found by its spec, whatever it is called; a text that is longer takes longer."""
-    pytest.importorskip("cupy")
-    for path in copy.iterdir():
-        path.rename(path.with_stem(path.stem[::-1]))
-    slow = next(path for path in copy.iterdir() if path.stem[::-1] == two[0])
-    work = "#pragma unroll\nfor (int i = 0; i < 99; ++i) p[i] /= p[i + 1];"
-    slow.write_text(slow.read_text() + f'extern "C" __global__ void more(float* p) {{\n{work}\n}}\n')
-    data = json.loads(call("generated", "--time", "--against", str(copy), "--json").output)
-    assert [k["kernel"] for k in data["kernels"]] == two
-    for times in (*data["kernels"], data["total"], data["median"]):
-        assert times["ratio"] == pytest.approx(times["compile_ms"] / times["against_ms"], abs=0.01)
-    assert data["kernels"][0]["ratio"] < data["kernels"][1]["ratio"]
-    assert "| ratio |" in call("generated", "--time", "--against", str(copy)).output
-
-
-def test_what_times_cannot_be_compared_with(two: list[str], copy: Path) -> None:
-    next(path for path in copy.iterdir() if path.stem == two[1]).unlink()
-    done = call("generated", "--time", "--against", str(copy))
-    spec = [*catalog.CATALOG][1]
-    assert done.exit_code == 2
-    assert done.output == (
-        f"error: {copy} is expected to hold a golden set, but no .cu file there is of {spec}; name the folder "
-        "generated/kernels of another checkout.\n"
+    monkeypatch.setattr(
+        "lngen.aot.catalog.compile_cubin", lambda source, *, fresh=False, **_: done.append((source, fresh))
     )
-    assert "--against goes with --time alone" in call("generated", "--against", str(copy)).output
-    assert call("generated", "--time", "--check").exit_code == 2
+    for columns, options in ((3, ()), (4, ("--against", tmp_path))):
+        wanted = {"emit_ms": 6, "compile_ms": 4, "total_ms": 10, "cached_ms": 7, "against_ms": 5}
+        wanted = dict([*wanted.items()][: columns + 1])
+        listed = {plan.name: {key: n * ms for key, ms in wanted.items()} for n, plan in enumerate(few, 1)}
+        listed |= {name: {key: n * ms for key, ms in wanted.items()} for name, n in (("total", 3), ("median", 1.5))}
+        done.clear()
+        monkeypatch.setattr("lngen.aot.catalog.time.process_time", now(columns))
+        found = json.loads(call("generated", "--time", *options, "--json").output)
+        kernels = {times.pop("kernel"): times for times in found["kernels"]} | {
+            n: found[n] for n in ("total", "median")
+        }
+        assert [times.pop("ratio", 0.8) for times in kernels.values()] == [0.8] * 4
+        assert kernels == {name: pytest.approx(times) for name, times in listed.items()}
+        each = [[(text, True), (text, False), (f"{text}// another\n", True)][: columns - 1] * 3 for text in texts]
+        assert done == [*chain(*each)]
+        monkeypatch.setattr("lngen.aot.catalog.time.process_time", now(columns))
+        head, _, *rows = call("generated", "--time", *options).output.splitlines()
+        assert ("| ratio" in head) is (columns == 4)
+        assert [row.split("|")[1].strip() for row in rows] == [*listed]
 
 
 def test_every_hash_seed_gives_the_same_bytes() -> None:
     """Of kernels, plans, graphs of every stage, rankings and names."""
-    seeds = ("0", "1", "12345")
+    seeds = ("0", "12345")
     started = [start("import seeded; seeded.main()", PYTHONHASHSEED=seed) for seed in seeds]
     hashes = [output(child).split() for child in started]
     assert len({*hashes[0]}) == len(catalog.CATALOG) + seeded.SCHEDULED + len(seeded.OWN) + 1

@@ -15,6 +15,14 @@ from paths import SEARCH
 pytest_plugins = ["pytester"]
 
 
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A folder of tests with this project's conftest."""
+    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
+    pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
+    return pytester
+
+
 def taken(decorator: pytest.MarkDecorator) -> list[object]:
     """What the plain run takes of a table."""
     return [p.values for p in decorator.args[1] if p.marks[-1].kwargs["sample"]]
@@ -72,15 +80,13 @@ def test_other(): ...
 """
 
 
-def test_a_plain_run_takes_the_sample_and_others_what_fits(pytester: pytest.Pytester) -> None:
+def test_a_plain_run_takes_the_sample_and_others_what_fits(project: pytest.Pytester) -> None:
     """The plain run: 1 of 10 cases of a table, 6 of 12 cases of the grid, what is in no table; and all the others."""
-    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
-    pytester.makepyfile(test_it=TESTS)
+    project.makepyfile(test_it=TESTS)
     for options, count in (([], 1 + 6 + 1), (["-m", "full"], 9 + 6), (["-m", "not full"], 1), (["-m", ""], 8)):
-        pytester.runpytest(*options).assert_outcomes(passed=count, deselected=23 - count)
-    pytester.runpytest("test_it.py::test_table").assert_outcomes(passed=10)
-    pytester.runpytest("test_it.py::test_table[n0]", "test_it.py::test_table[n1]").assert_outcomes(passed=2)
+        project.runpytest(*options).assert_outcomes(passed=count, deselected=23 - count)
+    project.runpytest("test_it.py::test_table").assert_outcomes(passed=10)
+    project.runpytest("test_it.py::test_table[n0]", "test_it.py::test_table[n1]").assert_outcomes(passed=2)
 
 
 LISTED = """\
@@ -93,21 +99,19 @@ test_it.py
 
 
 def test_a_plain_run_leaves_out_what_the_file_lists(
-    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    project: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And nothing else, so a test that the file does not know runs; ``-m full`` takes what is left out."""
     file = tmp_path / "left_out.txt"
     file.write_text(LISTED)
     monkeypatch.setattr(sampling, "LEFT_OUT", file)
     sampling.listed.cache_clear()
-    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers = full: as in this project\naddopts = --strict-markers")
     plain = "@pytest.mark.parametrize('n', [1, 2, 11])\ndef test_plain(n): ...\n\ndef test_new(): ...\n"
-    pytester.makepyfile(test_it=TESTS + plain)
+    project.makepyfile(test_it=TESTS + plain)
     left = 9 + 6 + 2
     for options, count in (([], 27 - left), (["-m", "full"], left)):
-        pytester.runpytest(*options).assert_outcomes(passed=count, deselected=27 - count)
-    pytester.runpytest("test_it.py::test_plain").assert_outcomes(passed=3)
+        project.runpytest(*options).assert_outcomes(passed=count, deselected=27 - count)
+    project.runpytest("test_it.py::test_plain").assert_outcomes(passed=3)
     assert sampling.recorded_count() == 6
     sampling.listed.cache_clear()
 
@@ -143,11 +147,9 @@ def test_it(n, tmp_path, monkeypatch):
 """
 
 
-def test_modules_of_one_name_in_two_tests_are_two(pytester: pytest.Pytester) -> None:
-    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers = full: as in this project")
-    pytester.makepyfile(SAME)
-    pytester.runpytest().assert_outcomes(passed=2)
+def test_modules_of_one_name_in_two_tests_are_two(project: pytest.Pytester) -> None:
+    project.makepyfile(SAME)
+    project.runpytest().assert_outcomes(passed=2)
 
 
 TWO = """
@@ -163,27 +165,25 @@ def test_it(n):
 
 
 @pytest.mark.full
-def test_the_workers_of_a_run_share_a_cache(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_workers_of_a_run_share_a_cache(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run without a kept folder has another one."""
     pytest.importorskip("xdist")
-    pytester.makeconftest((sampling.ROOT / "tests" / "conftest.py").read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers = full: as in this project")
-    pytester.makepyfile(TWO)
+    project.makepyfile(TWO)
     monkeypatch.setenv("PYTHONPATH", SEARCH)
     monkeypatch.setenv("LNGEN_TEST_CACHE", "")
 
     def used() -> str:
-        file = pytester.path / "used.txt"
+        file = project.path / "used.txt"
         file.unlink(missing_ok=True)
-        pytester.runpytest_subprocess("-n", "2").assert_outcomes(passed=2)
+        project.runpytest_subprocess("-n", "2").assert_outcomes(passed=2)
         workers, folders = zip(*map(str.split, file.read_text().splitlines()), strict=True)
         assert {*workers} == {"gw0", "gw1"}
         (folder,) = {*folders}
         return folder
 
     assert used() != used()
-    monkeypatch.setenv("LNGEN_TEST_CACHE", str(pytester.path / "kept"))
-    assert used() == str(pytester.path / "kept")
+    monkeypatch.setenv("LNGEN_TEST_CACHE", str(project.path / "kept"))
+    assert used() == str(project.path / "kept")
 
 
 @pytest.mark.parametrize(("environment", "wanted"), [

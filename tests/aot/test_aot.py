@@ -1,32 +1,37 @@
-"""If these fail, a build differs from run to run, or its manifest does not say how to launch the kernels."""
+"""If these fail, a build differs from run to run, its manifest tells wrong launches, or a fat binary lacks an image."""
 
+import ctypes
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import cache
+import struct
+import sys
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import flashinfer_traces as traces
 import lngen
 from child import output, start
 from commands import call, prints
 from lngen import headers, toolchain
+from lngen.aot import fatbin as module
 from lngen.aot.build import _dispatch, build
+from lngen.aot.fatbin import Image, fatbin
 from lngen.aot.request import Request, choices
 from lngen.compile import Compilation, KernelSet
 from lngen.contract import RULES
 from lngen.devices import described, device_for
-from lngen.errors import LngenError, LowerError, ScheduleError
+from lngen.errors import LngenError, MissingError
 from lngen.files import sha256
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, M
 from lngen.launch.pack import DISPATCH_RULES, FILE_NAME, class_for
 from lngen.lower import Plan, requested_shared
 from lngen.schedule import most_bytes, ranked, workload
-from lngen.spec import make_spec, parse_spec
+from lngen.spec import parse_spec
+from lngen.toolchain import compile_cubin, compile_ptx
 from packs import contents, manifest_of
 from plans import problem_of
 
@@ -46,36 +51,31 @@ def plan(text: str, arch: str = "sm_90", schedule: str = "", rows: int | None = 
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a build of two specs for two archs, with PTX for newer GPUs, for two classes of rows."""
-
-    @cache
-    def made() -> Path:
-        folder = tmp_path_factory.mktemp("both") / "a" / "b"
-        printed = prints("build", FWD, BWD, "--arch", "sm_90+ptx,sm_80", "--rows", "1,many", "--out", folder)
-        assert {*printed.splitlines()} == {str(folder / name) for name in contents(folder)}
-        assert printed.splitlines()[-1] == str(folder / FILE_NAME)
-        return folder
-
-    return made
+    folder = tmp_path_factory.mktemp("both") / "a" / "b"
+    printed = prints("build", FWD, BWD, "--arch", "sm_90+ptx,sm_80", "--rows", "1,many", "--out", folder)
+    assert {*printed.splitlines()} == {str(folder / name) for name in contents(folder)}
+    assert printed.splitlines()[-1] == str(folder / FILE_NAME)
+    return folder
 
 
 # ---- bytes ----
 
 
-def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Any, tmp_path: Path) -> None:
+def test_a_build_has_the_same_bytes_under_any_hash_seed_and_order(both: Path, tmp_path: Path) -> None:
     """In another process with its own hash seed, another order of specs, archs and rows; without a path or a date."""
     code = "import sys; from lngen.cli import cli; cli.main(sys.argv[1:])"
     args = ("build", BWD, FWD, BWD, "--arch", "sm_80,sm_90,sm_90+ptx,sm_90", "--rows", "many,1", "--out")
-    output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77", LNGEN_CACHE_DIR=str(tmp_path / "cache")))
-    assert contents(tmp_path / "two") == contents(both())
-    text = contents(both())[FILE_NAME].decode()
-    assert str(both()) not in text
+    output(start(code, *args, str(tmp_path / "two"), PYTHONHASHSEED="77"))
+    assert contents(tmp_path / "two") == contents(both)
+    text = contents(both)[FILE_NAME].decode()
+    assert str(both) not in text
     assert not re.search(r"\b20\d\d-\d\d", text)
 
 
-def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
-    document, files = manifest_of(both()), contents(both())
+def test_hashes_and_resources_are_those_of_the_files(both: Path) -> None:
+    document, files = manifest_of(both), contents(both)
     assert document["rules"] == RULES | DISPATCH_RULES
     version = ".".join(map(str, toolchain.nvrtc_version()))
     major, minor = toolchain.nvrtc_version()
@@ -100,7 +100,7 @@ def test_hashes_and_resources_are_those_of_the_files(both: Any) -> None:
     }
 
 
-def test_headers_are_in_a_folder_of_their_hash(both: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_are_in_a_folder_of_their_hash(both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So two versions of lngen share a folder; a source that stands alone has none."""
     build([FWD], tmp_path, emit="cu", schedule=QUICK)
     first = {n: data for n, data in contents(tmp_path).items() if n.startswith("include/")}
@@ -130,10 +130,10 @@ def entries(folder: Path) -> Iterator[tuple[str, str, str, dict[str, Any], dict[
                 yield spec, image["arch"], image["kind"], entry, sets(folder)[entry["kernel_set"]]
 
 
-def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) -> None:
+def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Path) -> None:
     """And every file is of the kind and arch of its image, stored once."""
     schedules, seen = set(), 0
-    for spec, arch, kind, entry, kernels in entries(both()):
+    for spec, arch, kind, entry, kernels in entries(both):
         rows = {most_bytes(workload(problem_of(spec), rows, device_for(arch))): rows for rows in (1, None)}
         wanted = lngen.compile("layernorm", d=64, dtype="bf16").plan(spec[10:13], arch, rows[entry["most_bytes"]])
         assert kernels["schedule"]["text"] == str(wanted.schedule)
@@ -142,11 +142,11 @@ def test_each_arch_and_class_has_the_schedule_of_a_compilation_there(both: Any) 
         schedules.add((spec, str(wanted.schedule)))
         seen += 1
     assert seen == 12
-    used = {e["kernel_set"] for *_, e, _ in entries(both())}
-    used |= {e["otherwise"]["kernel_set"] for *_, e, _ in entries(both()) if e["otherwise"]}
-    assert used == sets(both()).keys()
+    used = {e["kernel_set"] for *_, e, _ in entries(both)}
+    used |= {e["otherwise"]["kernel_set"] for *_, e, _ in entries(both) if e["otherwise"]}
+    assert used == sets(both).keys()
     assert len(schedules) < seen, "kernels that coincide are one set"
-    shared = [e for e in sets(both()).values() if len(e["resources"]) == 2]
+    shared = [e for e in sets(both).values() if len(e["resources"]) == 2]
     assert shared, "a set for two archs"
 
 
@@ -174,18 +174,6 @@ def test_class_boundaries_follow_from_the_manifest_alone(spec: str, monkeypatch:
 # ---- what is refused ----
 
 
-def test_a_graph_without_kernels_is_refused_before_anything_is_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def centred(b: GraphBuilder) -> None:
-        x = b.input("x", M, D)
-        b.output("y", x - b.mean(x, M))
-
-    monkeypatch.setattr(KernelSet, "cubin", lambda *_, **__: pytest.fail("compiled"))
-    with pytest.raises(LowerError, match=r"^graph @centred_fwd: the row result '%y' depends on a sum over rows; that "):
-        build([FWD, make_spec(Definition("centred", centred), "fwd", {"d": 64})], tmp_path / "out")
-
-
 def test_a_kernel_that_does_not_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelSet, "text", property(lambda kernels: "nonsense" * ("bwd" in kernels.plan.name)))
     with pytest.raises(LngenError, match="NVRTC refused"):
@@ -210,6 +198,10 @@ def test_a_build_that_would_lose_files_is_refused_before_it_compiles(
 def test_only_the_kinds_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources alone compile nothing, so that they are for any arch."""
     name = plan(FWD, schedule=QUICK).name
+    seen: list[tuple[int, int]] = []
+    archs: dict[str, Any] = {"arch": "sm_80,sm_90", "progress": lambda *counts: seen.append(counts)}
+    build([FWD, FWD], tmp_path / "both", emit="ptx", schedule=QUICK, **archs)
+    assert seen == [(n, 2) for n in (1, 2)] + [(n, 4) for n in range(1, 5)], "schedules, then compilations"
     build([FWD], tmp_path / "ptx", emit="ptx", schedule=QUICK)
     assert contents(tmp_path / "ptx").keys() == {f"{name}.sm_90.ptx", FILE_NAME}
     assert sets(tmp_path / "ptx")[name]["resources"]["sm_90"]
@@ -243,17 +235,11 @@ def test_a_build_for_unaligned_arrays_takes_a_form_that_reads_them(spec: str, ve
     """What a pack says of arrays that do not suit it: build it with --schedule vec=N."""
     default = next(iter(build([spec], tmp_path / "default", emit="cu").manifest.kernel_sets.values()))
     assert default["schedule"]["form"].startswith("tma")
-    made = next(
-        iter(build([spec], tmp_path / "narrow", emit="cu", schedule=f"vec={vec}").manifest.kernel_sets.values())
-    )
+    narrow = build([spec], tmp_path / "narrow", emit="cu", schedule=f"vec={vec}").manifest
+    (made,) = narrow.kernel_sets.values()
     assert made["schedule"]["form"] != "tma_unaligned"
     assert made["schedule"]["vec"] <= vec
     assert max(t.get("row_stride_multiple", 1) for t in made["tensors"]) <= vec
-
-
-def test_a_width_beside_another_key_changes_no_form(tmp_path: Path) -> None:
-    with pytest.raises(ScheduleError, match="bulk copies need vec=8"):
-        build(["rmsnorm.fwd:d=8192,dtype=f16"], tmp_path, emit="cu", schedule="vec=1,stages=2")
 
 
 def test_a_lock_file_replaces_defaults_and_what_it_lacks_is_said(tmp_path: Path) -> None:
@@ -283,35 +269,135 @@ def test_a_second_build_says_what_it_replaces(tmp_path: Path) -> None:
     assert len([*entries(tmp_path)]) == 2
 
 
-def test_progress_counts_schedules_then_compilations(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    options: dict[str, Any] = {"arch": "sm_80,sm_90", "emit": "ptx", "schedule": QUICK}
-    build([FWD, FWD], tmp_path, progress=lambda *counts: seen.append(counts), **options)
-    assert seen == [(n, 2) for n in (1, 2)] + [(n, 4) for n in range(1, 5)]
-
-
 def test_a_trace_is_built_with_its_rows(tmp_path: Path) -> None:
     """Beside the specs; what is no norm, and that a trace does not say its eps, is told."""
-    axes = {"batch_size": {"type": "var"}, "hidden_size": {"type": "const", "value": 64}}
-    x, weight = ({"shape": shape, "dtype": "bfloat16"} for shape in (["batch_size", "hidden_size"], ["hidden_size"]))
-    inputs = {"hidden_states": x, "weight": weight}
-    norm = {"name": "rmsnorm_h64", "axes": axes, "inputs": inputs, "outputs": {"output": x}}
-    trace = tmp_path / "trace"
-    trace.mkdir()
-    (trace / "silu.json").write_text(json.dumps({**norm, "name": "silu_h64"}))
-    with pytest.raises(
-        LngenError, match=r"got none; name one\. The trace has none: 'silu\.json': lngen has no operation"
-    ):
+    trace, norm = tmp_path / "trace", traces.dumped("rmsnorm", 64, reference="...", description="")
+    traces.write(trace, traces.dumped("silu"))
+    none = r"got none; name one\. The trace has none: 'silu_h4096\.json': lngen has no operation"
+    with pytest.raises(LngenError, match=none):
         build([], tmp_path / "out", trace=trace)
-    (trace / "norm.json").write_text(json.dumps(norm))
-    line = {"definition": "rmsnorm_h64", "workload": {"axes": {"batch_size": 4}}}
-    (trace / "rows.jsonl").write_text(json.dumps(line))
+    traces.write(trace, norm)
+    (trace / "rows.jsonl").write_text(traces.lines(traces.workload(norm["name"], batch_size=4)))
     done = call("build", FWD, "--trace", trace, "--emit", "cu", "--out", tmp_path / "out")
     assert done.exit_code == 0, done.stderr
     assert "which eps" in done.stderr
-    assert "1 entries of the trace are no norms of lngen: 'silu.json': lngen has no operation 'silu'" in done.stderr
-    rows = {
-        spec: [c["most_bytes"] for c in f["images"][0]["classes"]]
-        for spec, f in manifest_of(tmp_path / "out")["specs"].items()
-    }
-    assert rows == {FWD: [2**20], "rmsnorm.fwd:d=64,dtype=bf16,save=none": [2**13]}
+    assert "1 entries of the trace are no norms of lngen: 'silu_h4096.json': lngen has no operation" in done.stderr
+    rows = {spec: entry["most_bytes"] for spec, *_, entry, _ in entries(tmp_path / "out")}
+    assert rows == {FWD: 2**20, "rmsnorm.fwd:d=64,dtype=bf16,save=none": 2**13}
+
+
+# ---- verify; tests/messages/verify.txt has what it finds ----
+
+
+def test_verify_tells_faults_on_stdout_and_notes_on_stderr(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    built = build([FWD], tmp_path, arch="sm_80+ptx,sm_90", emit="cu,cubin", schedule=QUICK)
+    found = lngen.verify(tmp_path, progress=lambda *counts: seen.append(counts))
+    count = len(built.files) - 1
+    assert (found.ok, found.files, found.recompiled, found.rebuilt) == (True, count, 3, 1)
+    assert (found.faults, found.skipped, found.unlisted) == ((), (), ())
+    assert seen == [(n, 4) for n in range(1, 5)]
+    told = "compiled again with the same bytes, 1 kernel set of the same launch data"
+    assert prints("verify", tmp_path) == f"{count} files as listed, 3 {told}, no fault\n"
+    (tmp_path / "mine.cubin").touch()
+    next(tmp_path.glob("*.cu")).write_bytes(b"")
+    done = call("verify", tmp_path)
+    fault, total = done.stdout.splitlines()
+    assert (done.exit_code, fault) == (1, lngen.verify(tmp_path).faults[0])
+    assert total == f"{count - 1} files as listed, 0 {told}, 1 fault"
+    assert done.stderr.startswith("the pack has no CUDA source of them, which a build with --emit cu adds: 3 files ")
+    assert done.stderr.endswith("'mine.cubin' is not in the manifest.\n")
+
+
+# ---- fat binaries ----
+
+SOURCE = 'extern "C" __global__ void one(float* x) { x[threadIdx.x] = 1.0f; } // a comment'
+MAGIC = 0xBA55ED50  # the first four bytes, little-endian
+PTX, CUBIN = 1, 2  # the kind of a member, as its header has it
+
+
+@pytest.fixture(scope="module")
+def images() -> tuple[Image, ...]:
+    pytest.importorskip("cuda.pathfinder")
+    cubins = [Image(arch, "cubin", compile_cubin(SOURCE, arch).image) for arch in ("sm_80", "sm_90", "sm_120")]
+    return (*cubins, Image("sm_120", "ptx", compile_ptx(SOURCE, "sm_120").encode()))
+
+
+def members(data: bytes) -> list[tuple[int, int, bytes]]:
+    """Kind, arch and payload of each member: a header of 16 bytes, then a header and a payload for each."""
+    magic, version, header, size = struct.unpack_from("<IHHQ", data)
+    assert (magic, version, header, size) == (MAGIC, 1, 16, len(data) - 16)
+    found, at = [], header
+    while at < len(data):
+        kind, _, own, payload = struct.unpack_from("<HHIQ", data, at)
+        (arch,) = struct.unpack_from("<I", data, at + 28)
+        found.append((kind, arch, data[at + own : at + own + payload]))
+        at += own + payload
+    assert at == len(data)
+    return found
+
+
+def test_every_image_is_there_uncompressed(images: tuple[Image, ...]) -> None:
+    """A driver of CUDA 12.0 reads no Zstandard, with which the library compresses PTX by default."""
+    data = fatbin(images)
+    found = members(data)
+    assert [(kind, arch) for kind, arch, _ in found] == [(CUBIN, 80), (CUBIN, 90), (CUBIN, 120), (PTX, 120)]
+    for image, (_, _, payload) in zip(images[:3], found[:3], strict=True):
+        assert payload.startswith(image.data)
+        assert not payload[len(image.data) :].strip(b"\0")
+    text = found[3][2].decode()
+    assert re.search(r"^\.target sm_120$", text, re.MULTILINE)
+    assert ".visible .entry one(" in text
+    assert len(data) - sum(len(i.data) for i in images) < 1024
+    ptx = images[-1]
+    assert fatbin([ptx]) == fatbin([ptx._replace(data=ptx.data.rstrip(b"\0") + b"\0")]), "with a NUL at its end or not"
+
+
+WRONG = {
+    "no cubin": (Image("sm_80", "cubin", b""), "cubin for sm_80: empty input"),
+    "no ELF": (Image("sm_80", "cubin", b"no ELF" * 99), "cubin for sm_80: fatbinary elf mismatch"),
+    "no PTX": (Image("sm_80", "ptx", b""), "ptx for sm_80: empty input"),
+    "a text": (Image("sm_80", "ptx", b"no PTX"), "ptx for sm_80: could not find ptx version"),
+}
+
+
+def test_a_wrong_image_is_one_sentence(images: tuple[Image, ...]) -> None:
+    another = images[0]._replace(arch="sm_90"), "cubin for sm_90: fatbinary elf mismatch: elf arch"
+    for image, message in (*WRONG.values(), another):
+        with pytest.raises(LngenError, match=f"nvFatbin refused the {message}"):
+            fatbin([image])
+
+
+def test_each_fat_binary_is_destroyed(monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...]) -> None:
+    """Also that of a refused image."""
+    library, count = module._library(), []
+    names = ("Create", "AddCubin", "AddPTX", "Size", "Get", "GetErrorString")
+    fake = SimpleNamespace(**{f"nvFatbin{n}": getattr(library, f"nvFatbin{n}") for n in names})
+    fake.nvFatbinDestroy = lambda handle: count.append(library.nvFatbinDestroy(handle))
+    monkeypatch.setattr(module, "_library", lambda: fake)
+    fatbin(images)
+    with pytest.raises(LngenError, match="refused"):
+        fatbin([Image("sm_80", "cubin", b"no ELF")])
+    assert count == [0, 0]
+
+
+@pytest.mark.parametrize("missing", ["cuda.pathfinder", "the library", "a function"])
+def test_a_missing_library_is_a_sentence_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, images: tuple[Image, ...], missing: str
+) -> None:
+    module._library.cache_clear()
+    from cuda import pathfinder
+
+    def not_found(name: str) -> SimpleNamespace:
+        raise pathfinder.DynamicLibNotFoundError(f"no {name}\nmuch more")
+
+    if missing == "cuda.pathfinder":
+        monkeypatch.setitem(sys.modules, "cuda.pathfinder", None)
+    elif missing == "the library":
+        monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", not_found)
+    else:
+        monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace())
+    with pytest.raises(MissingError, match=r'pip install "\.\[fatbin\]" in the checkout') as raised:
+        fatbin(images)
+    assert "\n" not in str(raised.value)
+    assert "pip install nvidia-nvfatbin" in str(raised.value)

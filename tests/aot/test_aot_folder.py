@@ -61,6 +61,9 @@ def test_a_second_build_adds_and_deletes_nothing(tmp_path: Path) -> None:
     assert listed(tmp_path) == hashes(BOTH)
     kept = {n: data for own in BOTH.values() for n, data in own.items()}
     assert contents(tmp_path) == {**kept, VECTORS: b"two", FILE_NAME: contents(tmp_path)[FILE_NAME]}
+    put(tmp_path, {"e": {"e.fatbin": b"sm_80 sm_90|sm_90"}})
+    put(tmp_path, {"e": {"e.fatbin": b"sm_80 sm_90 sm_120|sm_90"}})
+    assert listed(tmp_path) == hashes({**BOTH, "e": {"e.fatbin": b"sm_80 sm_90 sm_120|sm_90"}})
 
 
 def test_an_entry_of_the_same_spec_arch_and_rows_is_replaced_and_said_so(tmp_path: Path) -> None:
@@ -92,13 +95,6 @@ def test_files_of_two_texts_are_never_listed_together(tmp_path: Path, own: dict[
     assert listed(tmp_path) == hashes(FIRST)
 
 
-def test_a_fatbin_gains_an_arch(tmp_path: Path) -> None:
-    put(tmp_path, {"a": {"a.fatbin": b"sm_80 sm_90|sm_90"}})
-    after: Sets = {"a": {"a.fatbin": b"sm_80 sm_90 sm_120|sm_90"}}
-    put(tmp_path, after)
-    assert listed(tmp_path) == hashes(after)
-
-
 def test_a_source_keeps_its_headers_when_a_build_adds_no_source(tmp_path: Path) -> None:
     with_headers = {"flags": ["-a"], "include": "include/0123456789abcdef"}
     old = manifest.Manifest({}, {"a": kernel_set("a", {"a.cu": b"a"}, compile=with_headers)})
@@ -108,13 +104,14 @@ def test_a_source_keeps_its_headers_when_a_build_adds_no_source(tmp_path: Path) 
 
 
 def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The changed set leaves the manifest, files come, the manifest lists all; no file goes."""
+    """A changed set leaves the manifest, files come, the manifest lists all; no file goes. Equal bytes change none."""
     put(tmp_path, FIRST)
-    done, real_replace, real_unlink = [], os.replace, os.unlink
+    done, seen, real_replace, real_unlink = list[str](), list[Any](), os.replace, os.unlink
 
     def replace(old: Path, new: Path) -> None:
         real_replace(old, new)
         done.append(Path(new).name)
+        seen.append(manifest.read(tmp_path).kernel_sets.keys())
 
     def unlink(path: Path, **kwargs: Any) -> None:
         real_unlink(path, **kwargs)
@@ -122,61 +119,51 @@ def test_files_are_replaced_before_the_manifest_names_them(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "unlink", unlink)
+    before = contents(tmp_path)
+    put(tmp_path, FIRST)
+    assert contents(tmp_path) == before
+    assert seen == [FIRST.keys()] * len(seen), "no set is taken out of the manifest meanwhile"
+    done.clear()
     put(tmp_path, SECOND)
     names = [FILE_NAME, *(name for own in SECOND.values() for name in own), FILE_NAME]
     assert [name for name in done if not name.endswith((".tmp", ".lock"))] == names
 
 
-def test_the_same_bytes_again_touch_no_manifest_but_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is taken out of the manifest meanwhile if no file changes."""
-    put(tmp_path, FIRST)
-    before, seen, real = contents(tmp_path), [], os.replace
-
-    def replace(old: Path, new: Path) -> None:
-        real(old, new)
-        seen.append(listed(tmp_path))
-
-    monkeypatch.setattr(os, "replace", replace)
-    put(tmp_path, FIRST)
-    assert contents(tmp_path) == before
-    assert seen == [hashes(FIRST)] * len(seen)
-
-
 # ---- killed ----
 
 
-def test_a_build_killed_anywhere_leaves_a_manifest_that_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_build_killed_anywhere_leaves_a_manifest_that_holds(tmp_path: Path, first: bool) -> None:
     """Every listed file is there as listed, the sets it did not build stay; the next build leaves no trace of it."""
-    put(tmp_path / "whole", FIRST, others="one")
-    count = points(lambda: put(tmp_path / "whole", SECOND, others="two"))
-    whole = contents(tmp_path / "whole")
-    assert count > 20
-    outcomes = set()
+
+    def begin(folder: Path) -> None:
+        if not first:
+            put(folder, FIRST, others="one")
+
+    def work(folder: Path) -> None:
+        put(folder, FIRST if first else SECOND, others="two")
+
+    begin(tmp_path / "whole")
+    count = points(lambda: work(tmp_path / "whole"))
+    whole, outcomes = contents(tmp_path / "whole"), set()
+    assert count > 15
     for point in range(count):
         folder = tmp_path / str(point)
-        put(folder, FIRST, others="one")
+        begin(folder)
         with killed_at(point), pytest.raises(Killed):
-            put(folder, SECOND, others="two")
+            work(folder)
         found = listed(folder)
-        assert found["b"] == hashes(FIRST)["b"]
-        for name in ("a", "c", "d"):
-            assert found.get(name) in (hashes(FIRST).get(name), hashes(BOTH)[name], None)
-        assert {"a", "c"} - found.keys() <= {"a"}, "only what changes its bytes leaves the manifest"
-        outcomes.add((found.get("a") == hashes(SECOND)["a"], "a" in found, VECTORS in manifest.read(folder).others))
-        put(folder, SECOND, others="two")
+        if first:
+            assert found in ({}, hashes(FIRST))
+        else:
+            assert found["b"] == hashes(FIRST)["b"]
+            for name in ("a", "c", "d"):
+                assert found.get(name) in (hashes(FIRST).get(name), hashes(BOTH)[name], None)
+            assert {"a", "c"} - found.keys() <= {"a"}, "only what changes its bytes leaves the manifest"
+            outcomes.add((found.get("a") == hashes(SECOND)["a"], "a" in found, VECTORS in manifest.read(folder).others))
+        work(folder)
         assert contents(folder) == whole, point
-    assert outcomes == {(False, True, True), (False, False, False), (True, True, True)}
-
-
-def test_a_first_build_killed_anywhere_is_none(tmp_path: Path) -> None:
-    count = points(lambda: put(tmp_path / "whole", FIRST))
-    for point in range(count):
-        folder = tmp_path / str(point)
-        with killed_at(point), pytest.raises(Killed):
-            put(folder, FIRST)
-        assert listed(folder) in ({}, hashes(FIRST))
-        put(folder, FIRST)
-        assert contents(folder) == contents(tmp_path / "whole")
+    assert outcomes == (set() if first else {(False, True, True), (False, False, False), (True, True, True)})
 
 
 def test_a_disk_that_is_full_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,12 +231,9 @@ def test_a_link_that_leaves_the_pack_is_not_read(
     with nullcontext() if allowed else pytest.raises(LngenError, match="it is a link that leaves the folder"):
         lngen.load(place)
         content(place, name, digest or sha256((place / name).read_bytes()))
-
-
-def test_a_folder_in_a_pack_that_is_a_link_is_not_read(tmp_path: Path) -> None:
-    put(tmp_path / "pack", FIRST, others="one")
-    linked(tmp_path / "pack" / "vectors", tmp_path / "vectors")
-    assert "it is a link that leaves the folder" in lngen.verify(tmp_path / "pack").faults[0]
+    if folder == "pack" and allowed:
+        linked(place / "vectors", tmp_path / "vectors")
+        assert any("it is a link that leaves the folder" in fault for fault in lngen.verify(place).faults)
 
 
 # ---- at once ----
@@ -299,12 +283,6 @@ def test_a_folder_that_is_held_for_long_is_one_sentence(tmp_path: Path, monkeypa
     ):
         put(tmp_path, FIRST)
     put(tmp_path, FIRST)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300])
-def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, name: str) -> None:
-    with pytest.raises(LngenError, match=r"(cannot write|is expected to be a manifest) .*; name a"):
-        put(tmp_path / name, FIRST)
 
 
 # ---- manifests of strangers ----

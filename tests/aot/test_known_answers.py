@@ -61,14 +61,19 @@ def cases(files: Mapping[str, bytes]) -> dict[str, int]:
     return {case["name"]: case["rows"] for case in table(files)[1]["cases"]}
 
 
-@pytest.mark.parametrize("text", SPECS)
-def test_the_table_and_the_files_are_all_that_is_needed(text: str) -> None:
-    files = vectors(parse_spec(text))
+EVERY = {**{text: parse_spec(text) for text in SPECS},
+         **{f"{name} {way}": own(name, way) for name in OWN for way in ("fwd", "bwd")}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_table_and_the_files_are_all_that_is_needed(name: str) -> None:
+    """Each file is listed with its hash, and NumPy reads it; what a case has are inputs and their results."""
+    spec = EVERY[name]
+    files, graph = vectors(spec), spec.graph()
     folder, document = table(files)
-    assert folder == f"vectors/{parse_spec(text).file_slug}/"
-    graph = parse_spec(document["spec"]).graph()
+    assert folder == f"vectors/{spec.file_slug}/"
     assert document["graph_sha256"] == hashlib.sha256(str(graph).encode()).hexdigest()
-    assert document["eps"] == parse_spec(text).eps
+    assert (document["spec"], document["eps"]) == (str(spec), spec.eps)
     assert document["same_tensor"] == graph.shared
     for case in cases(files):
         inputs, outputs = (tensors(files, case, role) for role in ("input", "output"))
@@ -76,22 +81,15 @@ def test_the_table_and_the_files_are_all_that_is_needed(text: str) -> None:
         assert list(inputs) == [p.name for p in graph.params]
         assert list(outputs) == list(results)
         assert mismatches(outputs, results) == []
-
-
-@pytest.mark.parametrize("text", SPECS)
-def test_each_file_is_listed_with_its_hash_and_numpy_reads_it(text: str) -> None:
-    files = vectors(parse_spec(text))
-    folder, document = table(files)
     listed = {"vectors.json"}
     for tensor in (t for case in document["cases"] for t in case["tensors"]):
         raw, npy = (files[folder + tensor[kind]["file"]] for kind in ("bin", "npy"))
         listed |= {tensor[kind]["file"] for kind in ("bin", "npy")}
         for kind, data in (("bin", raw), ("npy", npy)):
-            assert tensor[kind]["bytes"] == len(data)
-            assert tensor[kind]["sha256"] == hashlib.sha256(data).hexdigest()
+            found = (tensor[kind]["bytes"], tensor[kind]["sha256"])
+            assert found == (len(data), hashlib.sha256(data).hexdigest())
         array = np.load(io.BytesIO(npy), allow_pickle=False)
-        assert array.dtype.str == READ[tensor["dtype"]]
-        assert list(array.shape) == tensor["shape"]
+        assert (array.dtype.str, list(array.shape)) == (READ[tensor["dtype"]], tensor["shape"])
         assert array.tobytes() == raw
         assert len(raw) == tensor["element_bytes"] * math.prod(tensor["shape"])
     assert {folder + name for name in listed} == files.keys()
@@ -153,17 +151,6 @@ def test_inputs_stay_where_the_graph_is_defined() -> None:
     for case in ("rows_5", SPECIAL):
         assert (tensors(files, case, "input")["x"] >= 0.25).all()
     assert np.isnan(tensors(files, SPECIAL, "input")["z"]).any()
-
-
-@pytest.mark.parametrize("direction", ["fwd", "bwd"])
-@pytest.mark.parametrize("name", OWN)
-def test_any_graph_has_vectors(name: str, direction: str) -> None:
-    """Inputs of one number, of one number a row, and saved results without rows, which differ from case to case."""
-    spec = own(name, direction)
-    files = vectors(spec)
-    for case in cases(files):
-        results = interpret(spec.graph(), tensors(files, case, "input"))
-        assert mismatches(tensors(files, case, "output"), results) == []
 
 
 def column_norm(b: GraphBuilder) -> None:

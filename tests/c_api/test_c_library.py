@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 
 import lngen
+from c_driver import linked, no_op
+from c_library import CLibrary
+from c_packs import CASES
+from c_wrong import calls
 from lngen.aot import manifest
 from lngen.aot.c_library import SOURCE, Wanted, group_names
 from lngen.aot.manifest import Facts, Manifest
@@ -21,7 +25,7 @@ from lngen.contract import described
 from lngen.errors import LngenError
 from lngen.graphs import Definition, GraphBuilder
 from lngen.ir import D, M
-from lngen.launch.pack import class_for, image_for, lacking
+from lngen.launch.pack import Pack, class_for, image_for, lacking
 from lngen.spec import Spec, make_spec, parse_spec
 from packs import kernel_set
 
@@ -251,12 +255,8 @@ def test_a_folder_in_two_steps_has_the_library_of_the_whole(embed: bool, tmp_pat
     assert verify(tmp_path / "in steps").ok
     (tmp_path / "in steps" / SOURCE).write_bytes(b"int x;\n")
     assert SOURCE in verify(tmp_path / "in steps").faults[0]
-
-
-def test_a_build_without_c_does_not_leave_a_library_behind(tmp_path: Path) -> None:
-    put(tmp_path, pack_of(SPECS[:1]), Wanted())
     with pytest.raises(LngenError, match="the folder has a C library, which would lack what this build adds"):
-        lngen.build(["rmsnorm.fwd:d=8,dtype=f32"], tmp_path, emit="cubin")
+        lngen.build(["rmsnorm.fwd:d=8,dtype=f32"], tmp_path / "at once", emit="cubin")
 
 
 # ---- CMake and pkg-config ----
@@ -321,3 +321,25 @@ def test_the_program_of_the_page_compiles_and_says_what_is_missing(tmp_path: Pat
     done = subprocess.run([folder / "main"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert re.match(r"libcuda\.so\.1 cannot be opened .*\(no-driver\.so: .*\)$", done.stderr)
+
+
+# ---- under sanitizers ----
+
+TRIED = ("forward", "backward, one launch", "two distances", "two distances, added", "eps of the call")
+
+
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_all_calls_are_clean(folder: Path, library: Path, tmp_path: Path, sanitizers: str) -> None:
+    """Every call of the driver fails once; threads load and launch at the same time."""
+    known, pack = CLibrary(library, folder), Pack(folder)
+    tried = {group: (known.structs[group], pack.described(spec)) for group, spec, *_ in (CASES[name] for name in TRIED)}
+    (tmp_path / "calls.c").write_text(calls(tried, known.dtypes), encoding="utf-8")
+    tampered = shutil.copytree(folder, tmp_path / "tampered")
+    for path in tampered.glob("*.cubin"):
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    sanitized = f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all"
+    flags = f'-DTAMPERED="{tampered}"', f"-I{tmp_path}", "-g", "-O1", *sanitized
+    source = Path(__file__).with_name("sanitized.c")
+    program, where = linked(tmp_path / "program", source, folder, no_op(tmp_path), *flags)
+    done = subprocess.run([program], env=where, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

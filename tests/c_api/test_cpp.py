@@ -15,6 +15,7 @@ import pytest
 
 from c_driver import Bridge, cc
 from fake_driver import FakeDriver
+from fake_images import cubins_of_ptx
 from lngen import examples
 from lngen.aot.build import build
 from lngen.aot.c_library import NORMS
@@ -87,10 +88,15 @@ def expected(name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cpp")
+    with cubins_of_ptx():
+        return built(tmp_path_factory.mktemp("cpp"))
+
+
+def built(folder: Path) -> Path:
+    """The pack of the programs."""
     specs = [spec_of(norm, dtype) for dtype, _, *norms, _, _ in EXAMPLES.values() for norm in norms if norm]
-    build(dict.fromkeys(specs), out, arch="sm_90", emit="ptx,cubin,c")
-    return out
+    build(dict.fromkeys(specs), folder, arch="sm_90", emit="ptx,cubin,c")
+    return folder
 
 
 def compiled(pack: Path, sources: Sequence[Path], driver: Path | None = None) -> list[Path]:
@@ -164,8 +170,8 @@ def test_the_code_of_the_page_compiles(pack: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_the_examples_have_these_bits_on_a_gpu(pack: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for program in compiled(pack, [PROGRAMS / f"{name}.cpp" for name in EXAMPLES]):
+def test_the_examples_have_these_bits_on_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for program in compiled(built(tmp_path), [PROGRAMS / f"{name}.cpp" for name in EXAMPLES]):
         assert run(program, capfd) == expected(program.stem)
 
 
@@ -173,7 +179,8 @@ def test_what_is_missing_or_wrong_is_an_error_that_says_so(
     tmp_path: Path, gpu: FakeDriver, bridge: Bridge, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spec = spec_of("layernorm.fwd:", "f32")
-    build([spec], tmp_path, arch="sm_90", emit="cubin,c")
+    with cubins_of_ptx():
+        build([spec], tmp_path, arch="sm_90", emit="cubin,c")
     (program,) = compiled(tmp_path, [Path(__file__).with_name("refused.cpp")], bridge.path)
     null, unset, *missing, with_mean, without, serving, streams, apart, close, facts = run(program, capfd)
     absent = [key.replace(":", f":d={D},dtype=f32,") for role, key in NORMS.items() if role != "Forward"]

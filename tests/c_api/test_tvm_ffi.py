@@ -132,7 +132,8 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     assert norms.gpu.launched == []
 
 
-def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
+def test_heads_and_eps_are_as_the_functions_take_them(make: Any) -> None:
+    """Heads have a cut in common; eps is a number."""
     norms = make()
     group, spec, _, _ = CASES["two distances"]
     call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8)
@@ -143,19 +144,15 @@ def test_heads_that_have_no_cut_in_common_are_refused(make: Any) -> None:
     given["y"] = tensor(call.fields["y"], shape, "bf16", (512, 256, 64, 1))
     with pytest.raises(ValueError, match="x is expected to have rows at two distances at most, which change at one"):
         getattr(norms.of, group)(*given.values())
-
-
-def test_eps_has_to_be_a_number(make: Any) -> None:
-    norms = make()
     call = norms.call("eps of the call")
-    given, function = norms.given(call).values(), getattr(norms.of, call.group)
+    arrays, function = norms.given(call).values(), getattr(norms.of, call.group)
     for eps, kind, words in (
         (["0.1"], TypeError, "eps is expected to be a number"), ([True], TypeError, "eps is expected to be a number"),
         ([float("nan")], ValueError, "eps is expected to be finite"), ([], TypeError, r"workspace=None, eps\), got 3"),
     ):  # fmt: skip
         with pytest.raises(kind, match=words):
-            function(*given, *eps)
-    function(*given, None, 1)
+            function(*arrays, *eps)
+    function(*arrays, None, 1)
 
 
 def test_a_call_goes_to_the_current_stream_and_into_its_capture(make: Any) -> None:

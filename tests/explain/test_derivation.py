@@ -145,24 +145,20 @@ def test_a_wrong_identity_is_not_true(monkeypatch: pytest.MonkeyPatch) -> None:
         derivation(parse_spec(text))
 
 
-def test_a_stopped_gradient_is_said() -> None:
+def test_what_is_said_of_a_derivation() -> None:
+    """A gradient that is stopped, the known closed form of LayerNorm, what the passes changed in a forward."""
+
     def stopped(b: GraphBuilder) -> None:
         x = b.input("x", M, D)
         b.output("y", x * b.stop_gradient(b.mean(x)))
 
     section = derivation(make_spec(Definition("own", stopped), "bwd", {"d": 8, "dtype": "f32"}))
     assert "The gradient is not that of the forward: the cotangents of stopped_mean_x are stopped" in str(section)
-
-
-def test_the_closed_form_of_layernorm_is_the_known_one() -> None:
     section = derivation(parse_spec("layernorm.bwd:d=4096,dtype=bf16"))
     assert section.data["gradients"]["dx"] == "rstd * (g - mean_D(g) - xhat * mean_D(g * xhat))"
     assert section.data["shared"] == {"g": "dy * gamma"}
     assert "sum_D(g), sum_D(g * xhat): none waits for another, so they are one reduction phase" in str(section)
     assert str(section).count("\n") <= 50
-
-
-def test_a_forward_says_what_the_passes_changed() -> None:
     section = derivation(parse_spec("layernorm.fwd:d=4096,dtype=f32"))
     assert section.data["passes"]["compensate"] == ["mean", "var_sum"]
     assert "rstd = 1 / sqrt(veps)" in str(section)

@@ -45,7 +45,7 @@ CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less 
 UNIT = 0.01  # seconds, of which costs are powers of two
 SEED, COUNT, TEMPLATES = 20261127, 300, 30
 TRIED, LONGEST = 40, 3.0  # tests at most for a mutant, and seconds of one
-OF_TEXTS = tuple(f"tests/test_{name}.py" for name in ("docs", "messages", "readme", "repo", "results", "sampling"))
+OF_TEXTS = tuple(f"tests/test_{name}.py" for name in ("docs", "messages", "repo", "results", "sampling"))
 HEAD = """\
 # The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
 # Made by: python tests/proof/cover.py record DIR && python tests/proof/cover.py choose DIR

@@ -16,8 +16,9 @@ ONE_LAUNCH = "form=registers,threads=16,rows_per_block=64,vec=8,prefetch=yes,sin
 CLUSTERS = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=4,tma_store=yes"
 CLAIMED = "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=3,dynamic=yes,cached_weights=yes"
 
-PLAIN = [f"layernorm.{way}:d={d}" for way in ("fwd", "bwd") for d in ("77,dtype=f16", "96,dtype=bf16", "33,dtype=f64")]
+PLAIN = [f"layernorm.{way}:d=96,dtype=bf16" for way in ("fwd", "bwd")]
 OTHERS = [
+    *(f"layernorm.{way}:d={d}" for way in ("fwd", "bwd") for d in ("77,dtype=f16", "33,dtype=f64")),
     "rmsnorm.fwd:d=64,dtype=bf16,strides=2", "rmsnorm.bwd:d=64,dtype=bf16,strides=2,accumulate=gamma",
     "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", "l2norm.bwd:d=40,dtype=f32,guard=max,eps=run",
 ]  # fmt: skip
@@ -33,7 +34,8 @@ def pack(folder: Path, kinds: str = "ptx,cubin,c") -> Path:
     """The pack; kernels of sm_90 are there as PTX for newer GPUs, too."""
     for spec, (schedule, archs) in SPECIAL.items():
         build([spec], folder, arch=archs, schedule=schedule, emit="ptx,cubin")
-    build([*PLAIN, *OTHERS], folder, arch="sm_80,sm_90+ptx", rows="1,many", emit=kinds)
+    build(OTHERS, folder, arch="sm_80,sm_90+ptx", rows="1", emit="ptx,cubin")
+    build(PLAIN, folder, arch="sm_80,sm_90+ptx", rows="1,many", emit=kinds)
     return folder
 
 

@@ -125,7 +125,7 @@ def cubins_of_ptx() -> Iterator[None]:
         return Binary(arch, made_up_cubin(ptx, arch), "", used)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("lngen.aot.build", "lngen.compile"):
+        for module in ("lngen.aot.build", "lngen.aot.verify", "lngen.compile"):
             patch.setattr(import_module(module), "compile_cubin", made)
         yield
 

@@ -117,10 +117,9 @@ def places(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
     seen: set[str] = set()
 
     def walk(value: Any, place: Place, rule: str) -> Iterator[tuple[Place, str]]:
-        if rule in seen and not isinstance(value, dict | list):
-            return
-        seen.add(rule)
-        yield place, rule
+        if rule not in seen:
+            seen.add(rule)
+            yield place, rule
         names = is_named(rule)
         for key, part in value.items() if isinstance(value, dict) else enumerate(value if type(value) is list else ()):
             yield from walk(part, (*place, key), f"{rule}.{'*' if names or isinstance(key, int) else key}".lstrip("."))
