@@ -74,7 +74,7 @@ class Steps:
 
     def filled(self, line: str) -> str:
         """A command with the values of the names in it that stand in braces."""
-        return re.sub(r"\{([a-z]\w*)\}", lambda found: str(self.names.get(found[1], found[0])), line)
+        return re.sub(r"\{([A-Za-z]\w*)\}", lambda found: str(self.names.get(found[1], found[0])), line)
 
     def python(self, code: str) -> list[str]:
         """What the code prints, or the value of its last line."""
