@@ -12,14 +12,20 @@ neither CuPy nor PyTorch is imported before it is needed.
     GRAPHS, Definition, GraphBuilder, M, D    the named graphs, and the parts of a new one
     LngenError                the base of every error that lngen raises on purpose
 
-The stages are modules, also imported on first use: ``lngen.ir``, ``lngen.passes``, ``lngen.interpret``,
+The stages of the compiler are modules, also imported on first use: ``lngen.ir``, ``lngen.passes``, ``lngen.interpret``,
 ``lngen.lower``, ``lngen.emit``, ``lngen.toolchain``; for example ``lngen.emit.emit(plan)``.
+
+    compiler   a spec becomes a graph, a plan, a text, a cubin    torch      lngen in PyTorch
+    launch     arrays are checked, kernels chosen and launched    lab        tuner, benchmark, explanations
+    packs      kernels ahead of time, in files                    cli        the commands
+    proof      PTX executed on NumPy, checks against oracles      docs, examples
 """
 
 from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from lngen.version import __version__
@@ -28,17 +34,17 @@ TYPE_CHECKING = False  # as in typing, whose import takes longer than the rest o
 if TYPE_CHECKING:
     from typing import Any
 
-    from lngen import emit, interpret, ir, lower, passes, toolchain
-    from lngen.aot.build import build
-    from lngen.aot.verify import verify
+    from lngen.compiler import emit, interpret, ir, lower, passes, toolchain
+    from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
+    from lngen.compiler.ir import D, M
+    from lngen.compiler.problem import Schedule, parse_schedule
+    from lngen.compiler.spec import Spec, parse_spec
     from lngen.errors import LngenError
-    from lngen.graphs import GRAPHS, Definition, GraphBuilder
-    from lngen.ir import D, M
     from lngen.launch.early import overlap_captured
     from lngen.launch.pack import load
-    from lngen.problem import Schedule, parse_schedule
-    from lngen.runtime.norm import compile
-    from lngen.spec import Spec, parse_spec
+    from lngen.launch.runtime.norm import compile
+    from lngen.packs.build import build
+    from lngen.packs.verify import verify
 
 __all__ = [
     "GRAPHS",
@@ -68,28 +74,28 @@ __all__ = [
 _MODULES = {"emit", "interpret", "ir", "lower", "passes", "toolchain"}
 
 _HOMES = {
-    "GRAPHS": "graphs",
-    "D": "ir",
-    "Definition": "graphs",
-    "GraphBuilder": "graphs",
+    "GRAPHS": "compiler.graphs",
+    "D": "compiler.ir",
+    "Definition": "compiler.graphs",
+    "GraphBuilder": "compiler.graphs",
     "LngenError": "errors",
-    "M": "ir",
-    "Schedule": "problem",
-    "Spec": "spec",
-    "build": "aot.build",
-    "compile": "runtime.norm",
+    "M": "compiler.ir",
+    "Schedule": "compiler.problem",
+    "Spec": "compiler.spec",
+    "build": "packs.build",
+    "compile": "launch.runtime.norm",
     "load": "launch.pack",
     "overlap_captured": "launch.early",
-    "parse_schedule": "problem",
-    "parse_spec": "spec",
-    "verify": "aot.verify",
+    "parse_schedule": "compiler.problem",
+    "parse_spec": "compiler.spec",
+    "verify": "packs.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
     """A public name, imported on first use and then stored in the module."""
     if name in _MODULES:
-        return import_module(f"lngen.{name}")
+        return import_module(f"lngen.compiler.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'lngen' has no attribute {name!r}")
     value = getattr(import_module(f"lngen.{_HOMES[name]}"), name)
@@ -101,12 +107,46 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _Package(ModuleType):
-    """This package, in which ``compile`` is always the function: importing lngen/compile.py does not replace it."""
+_ROOMS = {
+    "compiler": "contract devices emit graphs headers interpret ir lower passes problem schedule spec toolchain",
+    "launch": "hub_package runtime",
+    "lab": "bench explain inspect tune",
+    "proof": "check ptx torch_graph",
+}
+_MOVED = {name: f"lngen.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()} | {
+    "aot": "lngen.packs"
+}
 
-    def __setattr__(self, name: str, value: object) -> None:
-        if name != "compile" or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
+
+class _Moved:
+    """Finds a module by its name of lngen 0.1, such as ``lngen.spec.spec``, which older programs and pickles have."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """A spec whose module is the one that the new name has."""
+        package, _, rest = name.partition(".")
+        first, *inner = rest.split(".")
+        if package != "lngen" or first not in _MOVED:
+            return None
+        from importlib.util import find_spec
+
+        found = find_spec(".".join([_MOVED[first], *inner]))
+        packages = found and found.submodule_search_locations
+        loader: Any = cls(found) if found else None
+        return found and ModuleSpec(name, loader, origin=found.origin, is_package=packages is not None)
+
+    def __init__(self, found: ModuleSpec) -> None:
+        self.found = found
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return import_module(self.found.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self.found  # the import system has just replaced it
+
+    def get_code(self, name: str) -> Any:
+        """What ``python -m`` runs."""
+        return self.found.loader.get_code(self.found.name)  # type: ignore[union-attr]
 
 
-sys.modules[__name__].__class__ = _Package
+sys.meta_path.insert(0, _Moved)

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -15,16 +16,16 @@ import pytest
 
 import lngen
 from commands import prints
-from lngen import passes
-from lngen.compile import Compilation, KernelSet
-from lngen.emit import emit
-from lngen.lower import lower
-from lngen.problem import parse_schedule, problem
-from lngen.runtime import direction as calls
-from lngen.schedule import attempts
-from lngen.spec import parse_spec
-from lngen.toolchain import compile_cubin, compile_ptx
-from lngen.tune.candidates import build_all, candidates
+from lngen.compiler import passes
+from lngen.compiler.compile import Compilation, KernelSet
+from lngen.compiler.emit import emit
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import parse_schedule, problem
+from lngen.compiler.schedule import attempts
+from lngen.compiler.spec import parse_spec
+from lngen.compiler.toolchain import compile_cubin, compile_ptx
+from lngen.lab.tune.candidates import build_all, candidates
+from lngen.launch.runtime import direction as calls
 
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=f16", "layernorm.bwd:d=64,dtype=f16"
 SCHEDULE = "form=registers,threads=8,rows_per_block=16,vec=8"
@@ -135,7 +136,7 @@ def test_one_tuning_job_runs_each_stage_once(counts: Counts) -> None:
 
 def test_a_stage_that_runs_twice_is_seen(counts: Counts) -> None:
     spec, schedule = parse_spec(FWD), parse_schedule(SCHEDULE, lngen.Schedule("registers", 8, 16, 8))
-    compiling: Any = import_module("lngen.compile")
+    compiling: Any = import_module("lngen.compiler.compile")
     for _ in range(2):
         KernelSet(compiling.lower(spec, schedule)).text  # noqa: B018
     assert {stage: n for (stage, _), n in counts.items()} == {"finish": 1, "problem": 2, "lower": 2, "emit": 2}
@@ -150,7 +151,7 @@ def test_ptx_with_lines_is_not_that_without(first: bool, monkeypatch: pytest.Mon
         asked.append(f"{arch}, {lines}")
         return asked[-1]
 
-    monkeypatch.setattr(import_module("lngen.compile"), "compile_ptx", compiled)
+    monkeypatch.setattr(import_module("lngen.compiler.compile"), "compile_ptx", compiled)
     kernels = Compilation(parse_spec(FWD)).changed(SCHEDULE)
     for _ in range(2):
         for lines in (first, not first):
@@ -160,15 +161,15 @@ def test_ptx_with_lines_is_not_that_without(first: bool, monkeypatch: pytest.Mon
 
 
 ORDERS = {
-    "lngen": "import lngen; f = lngen.compile; import lngen.compile; assert lngen.compile is f",
-    "a name of the module": "from lngen.compile import Compilation; import lngen; f = lngen.compile",
-    "the norm": "import lngen.runtime.norm, lngen; f = lngen.compile",
+    "lngen": "import lngen; f = lngen.compile; import lngen.compiler.compile; assert lngen.compile is f",
+    "a name of the module": "from lngen.compiler.compile import Compilation; import lngen; f = lngen.compile",
+    "the norm": "import lngen.launch.runtime.norm, lngen; f = lngen.compile",
 }
 
 
 @pytest.mark.parametrize("first", ORDERS)
 def test_compile_is_the_function_whatever_was_imported_first(first: str) -> None:
-    tail = "; from lngen.runtime.norm import compile; assert f is compile, f"
+    tail = "; from lngen.launch.runtime.norm import compile; assert f is compile, f"
     subprocess.run([sys.executable, "-c", ORDERS[first] + tail], check=True, cwd=Path(lngen.__path__[0]).parent)
 
 
@@ -176,3 +177,34 @@ def test_the_function_has_its_signature_and_may_be_replaced(monkeypatch: pytest.
     assert "graph" in inspect.signature(lngen.compile).parameters
     monkeypatch.setattr(lngen, "compile", len)
     assert lngen.compile is len
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("spec.spec", "compiler.spec.spec"),
+        ("ir", "compiler.ir"),
+        ("headers", "compiler.headers"),
+        ("aot.build", "packs.build"),
+        ("runtime.norm", "launch.runtime.norm"),
+        ("ptx", "proof.ptx"),
+        ("torch_graph", "proof.torch_graph"),
+        ("bench.records", "lab.bench.records"),
+    ],
+)  # fmt: skip
+def test_a_module_has_its_old_name_too(old: str, new: str) -> None:
+    """It is one module, whichever name comes first: classes in pickles are those of the program."""
+    names = (f"lngen.{old}", f"lngen.{new}")
+    for order in (names, names[::-1]):
+        code = f"import {order[0]} as a, {order[1]} as b; assert a is b; assert a.__spec__.name == {names[1]!r}"
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(lngen.__path__[0]).parent)
+
+
+def test_pickles_and_commands_have_old_names() -> None:
+    spec = parse_spec(FWD)
+    text = pickle.dumps(spec, protocol=0)
+    assert pickle.loads(text.replace(b"lngen.compiler.", b"lngen.")) == spec
+    found = subprocess.run([sys.executable, "-m", "lngen.headers"], capture_output=True, text=True, check=True)
+    assert Path(found.stdout.strip()).name == "include"
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'lngen\.nothing'"):
+        import_module("lngen.nothing")

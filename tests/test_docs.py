@@ -21,12 +21,12 @@ from fake_driver import FakeDriver
 from fake_images import cubins_of_ptx
 from host_tensors import pass_for_gpu_tensors
 from lngen.cli import COMMANDS, cli, installation
-from lngen.graphs import GraphBuilder
-from lngen.ir import Value
+from lngen.compiler.graphs import GraphBuilder
+from lngen.compiler.ir import Value
+from lngen.compiler.problem import Schedule
+from lngen.compiler.problem.schedule import FORMS
+from lngen.compiler.spec.parse import MAX_D
 from lngen.launch import driver
-from lngen.problem import Schedule
-from lngen.problem.schedule import FORMS
-from lngen.spec.parse import MAX_D
 from paths import ROOT
 
 TOPICS = (
@@ -178,7 +178,7 @@ PROGRAMS = {
     for name, text in TEXTS.items()
     if name.startswith("docs/") and "```python" in text
 }
-ABOUT_PACKS = ("docs/c", "docs/manifest", "docs/packs")  # run on a fake GPU by tests/c_api and tests/aot
+ABOUT_PACKS = ("docs/c", "docs/manifest", "docs/packs")  # run on a fake GPU by tests/packs/c_api and tests/packs
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")  # PyTorch's own

@@ -14,10 +14,10 @@ import pytest
 
 import lngen
 from lngen import examples
-from lngen.devices import DEFAULT_ARCH
-from lngen.ptx import run_plan
-from lngen.ptx.outcome import Outcome
-from lngen.tune.candidates import ranking
+from lngen.compiler.devices import DEFAULT_ARCH
+from lngen.lab.tune.candidates import ranking
+from lngen.proof.ptx import run_plan
+from lngen.proof.ptx.outcome import Outcome
 
 FOLDER = Path(str(examples.__file__)).parent
 
@@ -64,7 +64,7 @@ def test_autotune_without_a_gpu_says_what_is_missing_and_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("job", "tuner"):
-        monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())
+        monkeypatch.setattr(f"lngen.lab.tune.{name}.visible_devices", lambda: ())
     run("autotune", str(tmp_path), monkeypatch=monkeypatch)
     first, _, *ranked = capsys.readouterr().out.splitlines()
     assert "needs an NVIDIA GPU" in first
@@ -151,12 +151,12 @@ def test_train_equals_serve_sees_one_bit_and_ends_at_a_finding(
             outcome.results[name].view("u2").flat[-1] ^= 1
         return outcome
 
-    monkeypatch.setattr("lngen.ptx.run_plan", wrong)
+    monkeypatch.setattr("lngen.proof.ptx.run_plan", wrong)
     code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--rows", "3", "--batches", "3")
     assert code == 1
     assert {line["what"].split(", ")[0] for line in lines if line["differ"]} == {"y", "dgamma"}
     assert capsys.readouterr().out.splitlines()[-1].endswith(" elements differ")
-    monkeypatch.setattr("lngen.ptx.run_plan", lambda *a, **k: replace(run_plan(*a, **k), findings=("a race",)))
+    monkeypatch.setattr("lngen.proof.ptx.run_plan", lambda *a, **k: replace(run_plan(*a, **k), findings=("a race",)))
     assert train_equals_serve(tmp_path / "none.json", monkeypatch, "--rows", "3", "--batches", "3") == ("a race", [])
 
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from fuzz import JSON, fuzzed
 from lngen import config
-from lngen.compile import dump
+from lngen.compiler.compile import dump
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import problem
+from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import parse_spec
 from lngen.errors import LngenError
 from lngen.files import DEEPEST, parse_json, read, shown, write_all
-from lngen.lower import lower
-from lngen.problem import problem
-from lngen.schedule import ranked
-from lngen.spec import parse_spec
 
 
 def test_regular_files_are_read_up_to_a_bound(tmp_path: Path) -> None:

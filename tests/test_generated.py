@@ -10,12 +10,12 @@ import pytest
 import seeded
 from child import output, start
 from commands import call
-from lngen.aot import catalog
-from lngen.compile import Compilation
+from lngen.compiler.compile import Compilation
+from lngen.compiler.emit import emit
+from lngen.compiler.ir import DType
+from lngen.compiler.problem.schedule import FORMS
 from lngen.config import data_dir
-from lngen.emit import emit
-from lngen.ir import DType
-from lngen.problem.schedule import FORMS
+from lngen.packs import catalog
 from plans import SHARED
 
 GOLDEN = data_dir("generated") / "kernels"
@@ -83,9 +83,9 @@ def test_times_are_medians_of_processor_time(monkeypatch: pytest.MonkeyPatch, tm
         clock = accumulate(step for ms in spent for step in (0.0, ms))
         return lambda: next(clock)
 
-    monkeypatch.setattr("lngen.aot.catalog.plans", lambda: few)
+    monkeypatch.setattr("lngen.packs.catalog.plans", lambda: few)
     monkeypatch.setattr(
-        "lngen.aot.catalog.compile_cubin", lambda source, *, fresh=False, **_: done.append((source, fresh))
+        "lngen.packs.catalog.compile_cubin", lambda source, *, fresh=False, **_: done.append((source, fresh))
     )
     for columns, options in ((3, ()), (4, ("--against", tmp_path))):
         wanted = {"emit_ms": 6, "compile_ms": 4, "total_ms": 10, "cached_ms": 7, "against_ms": 5}
@@ -93,7 +93,7 @@ def test_times_are_medians_of_processor_time(monkeypatch: pytest.MonkeyPatch, tm
         listed = {plan.name: {key: n * ms for key, ms in wanted.items()} for n, plan in enumerate(few, 1)}
         listed |= {name: {key: n * ms for key, ms in wanted.items()} for name, n in (("total", 3), ("median", 1.5))}
         done.clear()
-        monkeypatch.setattr("lngen.aot.catalog.time.process_time", now(columns))
+        monkeypatch.setattr("lngen.packs.catalog.time.process_time", now(columns))
         found = json.loads(call("generated", "--time", *options, "--json").output)
         kernels = {times.pop("kernel"): times for times in found["kernels"]} | {
             n: found[n] for n in ("total", "median")
@@ -102,7 +102,7 @@ def test_times_are_medians_of_processor_time(monkeypatch: pytest.MonkeyPatch, tm
         assert kernels == {name: pytest.approx(times) for name, times in listed.items()}
         each = [[(text, True), (text, False), (f"{text}// another\n", True)][: columns - 1] * 3 for text in texts]
         assert done == [*chain(*each)]
-        monkeypatch.setattr("lngen.aot.catalog.time.process_time", now(columns))
+        monkeypatch.setattr("lngen.packs.catalog.time.process_time", now(columns))
         head, _, *rows = call("generated", "--time", *options).output.splitlines()
         assert ("| ratio" in head) is (columns == 4)
         assert [row.split("|")[1].strip() for row in rows] == [*listed]

@@ -26,20 +26,21 @@ from paths import ROOT
 PACKAGE = ROOT / "lngen"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-# Lowest first; a module may import its own layer and those below it.
+# Lowest first; a module may import its own layer and those below it. The rooms, and the layers of the compiler.
 LAYERS = (
-    {"errors", "config", "files", "headers", "user_input", "version"},
-    {"devices", "ir", "launch"},
-    {"graphs", "passes"},
-    {"interpret", "spec", "problem"},
-    {"schedule", "lower"},
-    {"emit", "contract"},
-    {"toolchain", "ptx"},
-    {"compile"},
-    {"runtime", "hub_package", "torch_graph"},
-    {"check", "tune", "bench", "aot", "inspect", "torch"},
-    {"explain"},
-    {"cli", "__main__", "examples"},
+    {"errors", "config", "cupy_import", "files", "user_input", "version"},
+    {"compiler.devices", "compiler.headers", "compiler.ir"},
+    {"compiler.graphs", "compiler.passes"},
+    {"compiler.interpret", "compiler.problem", "compiler.spec"},
+    {"compiler.lower", "compiler.schedule"},
+    {"compiler.contract", "compiler.emit"},
+    {"compiler.toolchain"},
+    {"compiler.compile"},
+    {"launch"},
+    {"proof"},
+    {"packs", "torch"},
+    {"lab"},
+    {"__main__", "cli", "examples"},
 )
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
@@ -47,22 +48,21 @@ TOP_LEVEL_FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md")
 
 OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch", "vllm", "flashinfer"}
 MAY_IMPORT_OPTIONAL = (
-    "toolchain/nvrtc.py",
+    "compiler/toolchain/nvrtc.py",
     "launch/arrays.py",
-    "launch/cupy_import.py",
-    "runtime/",
-    "bench/",
-    "check/",
-    "tune/measure.py",
-    "tune/cupy_timer.py",
+    "cupy_import.py",
+    "launch/runtime/",
+    "lab/bench/",
+    "proof/check/",
+    "lab/tune/measure.py",
     "cli/installation.py",
-    "hub_package/",
-    "torch_graph.py",
+    "launch/hub_package/",
+    "proof/torch_graph.py",
     "torch/",
     "examples/",
 )
 # For PyTorch programs: they import it at once, and no module but an example imports them.
-FOR_PYTORCH = ("hub_package/", "torch/", "examples/gpt_step.py")
+FOR_PYTORCH = ("launch/hub_package/", "torch/", "examples/gpt_step.py")
 
 
 @dataclass(frozen=True)
@@ -119,22 +119,27 @@ def _imports(path: Path, text: str) -> list[Import]:
 
 
 def component(path: Path) -> str:
-    """``lngen/ir/types.py -> ir``, ``lngen/files.py -> files``."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    """``lngen/compiler/ir/types.py -> compiler.ir``, ``lngen/packs/hub.py -> packs``, ``lngen/files.py -> files``."""
+    return layer_of(module(path))
+
+
+def layer_of(name: str) -> str:
+    """What stands in ``LAYERS`` for a dotted name; a room for what is in none of its layers."""
+    parts = name.split(".")[1:3]
+    return next((n for n in (".".join(parts), parts[0]) if n in RANK), ".".join(parts)) if parts else "__init__"
 
 
 def layer_faults(path: Path) -> Iterator[str]:
     """The imports of a file that point up, or that name the package itself, which stands on top."""
-    if path == PACKAGE / "__init__.py":
+    if path in (PACKAGE / "__init__.py", PACKAGE / "compiler" / "__init__.py"):
         return
     for found in imports(path):
-        root, _, rest = found.target.partition(".")
-        if root == "lngen" and RANK.get(rest.partition(".")[0], RANK["cli"]) > RANK[component(path)]:
+        if found.root == "lngen" and RANK.get(layer_of(found.target), RANK["cli"]) > RANK[component(path)]:
             yield str(found)
 
 
 def module(path: Path) -> str:
-    """``lngen/ir/types.py -> lngen.ir.types``, ``lngen/ir/__init__.py -> lngen.ir``."""
+    """``lngen/files.py -> lngen.files``, ``lngen/compiler/ir/__init__.py -> lngen.compiler.ir``."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -174,39 +179,52 @@ def test_imports_that_break_a_rule_are_seen(monkeypatch: pytest.MonkeyPatch, tmp
     for name, value in (("ROOT", tmp_path), ("PACKAGE", tmp_path / "lngen")):
         monkeypatch.setattr(sys.modules[__name__], name, value)
     monkeypatch.setattr(sources, "__defaults__", (tmp_path / "lngen",))
-    folder = tmp_path / "lngen" / "ir"
+    folder = tmp_path / "lngen" / "compiler" / "ir"
     folder.mkdir(parents=True)
-    files = {"../__init__": "", "__init__": "from lngen.ir.b import x", "b": "from lngen.ir.c import y"}
-    for hidden in ("def f():\n    from lngen.ir import b", "if TYPE_CHECKING:\n    from lngen.ir.b import x"):
+    files = {
+        "../../__init__": "",
+        "../__init__": "",
+        "__init__": "from lngen.compiler.ir.b import x",
+        "b": "from lngen.compiler.ir.c import y",
+    }
+    for hidden in (
+        "def f():\n    from lngen.compiler.ir import b",
+        "if TYPE_CHECKING:\n    from lngen.compiler.ir.b import x",
+    ):
         for name, text in {**files, "a": hidden, "c": ""}.items():
             (folder / f"{name}.py").write_text(text)
         assert circle() == []
-        (folder / "c.py").write_text("import lngen.ir.a")
-        assert {*circle()} == {"lngen.ir.a", "lngen.ir.b", "lngen.ir.c"}
+        (folder / "c.py").write_text("import lngen.compiler.ir.a")
+        assert {*circle()} == {"lngen.compiler.ir.a", "lngen.compiler.ir.b", "lngen.compiler.ir.c"}
     path = folder / "x.py"
     path.write_text(
-        "import lngen\nimport lngen.cli\nfrom lngen import compile\nfrom lngen.emit import a\n"
-        "from ..tune import b\nfrom .. import runtime\ndef f():\n    from lngen.passes.vjp import c\n"
-        "    importlib.import_module('lngen.check')\n    import cupy\n"
-        "from . import types\nfrom .types import M\nfrom lngen.errors import E\nfrom lngen import ir\n"
+        "import lngen\nimport lngen.cli\nfrom lngen import compile\nfrom lngen.compiler.emit import a\n"
+        "from ..lower import b\nfrom ... import launch\ndef f():\n    from lngen.compiler.passes.vjp import c\n"
+        "    importlib.import_module('lngen.proof.check')\n    import cupy\n"
+        "from . import types\nfrom .types import M\nfrom lngen.errors import E\nfrom lngen.compiler import ir\n"
     )
     assert [int(fault.split(":")[1].split()[0]) for fault in layer_faults(path)] == [1, 2, 3, 4, 5, 6, 8, 9]
     assert [i.line for i in imports(path) if not i.at_module_level] == [8, 9, 10]
 
 
 def test_imports_point_one_way() -> None:
-    assert {component(path) for path in sources()} - {"__init__"} <= RANK.keys()
+    assert {component(path) for path in sources()} - {"__init__", "compiler"} <= RANK.keys()
     assert [fault for path in sources() for fault in layer_faults(path)] == []
 
 
-# The stages of the compiler, and who may call them besides lngen/compile.py and their own package.
+# The stages of the compiler, and who may call them besides lngen/compiler/compile.py and their own package.
 STAGES = {
-    "lngen.problem.problem": {"lower/__init__.py", "schedule/recorded.py"},
-    "lngen.schedule.attempts": set(),
-    "lngen.lower.lower": set(),
-    "lngen.emit.emit": {"ptx/call.py", "aot/catalog.py"},
-    "lngen.toolchain.compile_cubin": {"aot/build.py", "aot/catalog.py", "aot/verify.py", "bench/providers.py"},
-    "lngen.toolchain.compile_ptx": {"aot/build.py", "aot/verify.py", "ptx/call.py"},
+    "lngen.compiler.problem.problem": {"compiler/lower/__init__.py", "compiler/schedule/recorded.py"},
+    "lngen.compiler.schedule.attempts": set(),
+    "lngen.compiler.lower.lower": set(),
+    "lngen.compiler.emit.emit": {"proof/ptx/call.py", "packs/catalog.py"},
+    "lngen.compiler.toolchain.compile_cubin": {
+        "packs/build.py",
+        "packs/catalog.py",
+        "packs/verify.py",
+        "lab/bench/providers.py",
+    },
+    "lngen.compiler.toolchain.compile_ptx": {"packs/build.py", "packs/verify.py", "proof/ptx/call.py"},
 }
 
 
@@ -215,9 +233,9 @@ def test_the_stages_of_the_compiler_are_called_in_one_place() -> None:
     callers: dict[str, set[str]] = {stage: set() for stage in STAGES}
     for path in sources():
         for found in imports(path):
-            if found.target in STAGES and component(path) != found.target.split(".")[1]:
+            if found.target in STAGES and component(path) != layer_of(found.target):
                 callers[found.target].add(str(path.relative_to(PACKAGE)))
-    assert callers == {stage: {"compile.py", *others} for stage, others in STAGES.items()}
+    assert callers == {stage: {"compiler/compile.py", *others} for stage, others in STAGES.items()}
 
 
 def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
@@ -229,10 +247,11 @@ def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
     early = [i for i in found if i.at_module_level and not str(i.path).startswith(at_once)]
     assert [str(i) for i in found if i in early or not str(i.path).startswith(allowed)] == []
     places = {(str(i.path.relative_to(PACKAGE)), i.target) for i in every if i.root.startswith("cupy")}
-    assert places == {("launch/cupy_import.py", "cupy"), ("toolchain/nvrtc.py", "cupy.cuda.nvrtc")}
+    assert places == {("cupy_import.py", "cupy"), ("compiler/toolchain/nvrtc.py", "cupy.cuda.nvrtc")}
     for name in ("hub_package", "torch"):
         names = [i for i in every if f"{i.target}.".startswith(f"lngen.{name}.")]
-        assert [str(i) for i in names if component(i.path) not in (name, "examples")] == []
+        own = str(PACKAGE.joinpath(*name.split(".")))
+    assert [str(i) for i in names if not str(i.path).startswith((own, str(PACKAGE / "examples")))] == []
     assert [str(i) for i in every if i.root in {"jax", "jaxlib"}] == []
 
 
@@ -396,7 +415,7 @@ def test_the_wheel_carries_the_data_and_works_alone(wheel: Path, tmp_path: Path)
     assert {path.relative_to(ROOT).as_posix() for path in own} <= carried
     assert not [name for name in carried if name.startswith(("tests/", "templates/", "generated/"))]
     others = [n for n in carried if n.endswith((".png", ".json", ".jsonl", ".txt")) and ".dist-info/" not in n]
-    assert others == ["lngen/aot/schema.json"]
+    assert others == ["lngen/packs/schema.json"]
 
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

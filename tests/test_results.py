@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from lngen.bench.records import Record, geometric_mean
-from lngen.bench.store import Saved, read_json
+from lngen.lab.bench.records import Record, geometric_mean
+from lngen.lab.bench.store import Saved, read_json
 from paths import ROOT
 
 README, RESULTS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "lngen/docs/results.md"))

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lngen.bench.tasks import (
+from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, terminal_width
+from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
+from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.ir import DType
+from lngen.errors import SpecError, short
+from lngen.lab.bench.tasks import (
     DIRECTIONS,
     FEW_ROWS,
     FEW_ROWS_GRAPHS,
@@ -26,16 +31,11 @@ from lngen.bench.tasks import (
     make_task,
     split_graphs,
 )
-from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, terminal_width
-from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
-from lngen.errors import SpecError, short
-from lngen.graphs import GRAPHS
-from lngen.ir import DType
 from lngen.user_input import LARGEST, whole
 
 if TYPE_CHECKING:
-    from lngen.bench.records import HostRecord, Record
-    from lngen.bench.store import Saved
+    from lngen.lab.bench.records import HostRecord, Record
+    from lngen.lab.bench.store import Saved
 
 HOST_D = 1024
 
@@ -177,7 +177,7 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     kernel for it. The table has lngen's fraction of the ceiling in brackets; a † marks a missed target. Options
     that name several things separate them by commas. The --out file is written after every point.
     """
-    from lngen.bench import figures, store, summary
+    from lngen.lab.bench import figures, store, summary
 
     if plot_file is not None:
         figures.check(plot_file)
@@ -198,10 +198,10 @@ def _measure(out_file: Path | None, **o: Any) -> Saved:
     """Run the requested tasks; every result is written to the file at once."""
     from rich.console import Console
 
-    from lngen.bench.benchmark import Hooks, Method, benchmark
-    from lngen.bench.providers import known, select
-    from lngen.bench.store import Saved, circumstances, conditions, resumed
-    from lngen.bench.torch_gpu import find_gpu
+    from lngen.lab.bench.benchmark import Hooks, Method, benchmark
+    from lngen.lab.bench.providers import known, select
+    from lngen.lab.bench.store import Saved, circumstances, conditions, resumed
+    from lngen.lab.bench.torch_gpu import find_gpu
 
     if o["resume"] and out_file is None:
         raise SpecError("--resume needs the file to continue: --out FILE.")
@@ -239,7 +239,7 @@ def _keep(
     host: list[HostRecord],
 ) -> Saved:
     """All that is measured so far, also written to the file; the circumstances of this run if it added anything."""
-    from lngen.bench.store import Saved, write_json
+    from lngen.lab.bench.store import Saved, write_json
 
     added = (records, host) != (before.records, before.host)
     found = Saved(records, under, host, [*before.runs, *([now()] if added else [])])
@@ -249,7 +249,7 @@ def _keep(
 
 
 def _host(graphs: Sequence[str], dtypes: str, grid: str) -> list[HostRecord]:
-    from lngen.bench.host_time import host_benchmark
+    from lngen.lab.bench.host_time import host_benchmark
 
     pairs = [(graph, dtype) for graph in split_graphs(graphs) for dtype in dtype_names(dtypes, grid, graph)]
     specs = [make_task(graph, "fwd", dtype, 1, HOST_D).specs[0] for graph, dtype in pairs]

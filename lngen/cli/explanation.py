@@ -20,14 +20,14 @@ from lngen.cli.shared_options import (
     split,
     target,
 )
-from lngen.compile import Compilation
-from lngen.devices import DEFAULT_ARCH, device_for
+from lngen.compiler.compile import Compilation
+from lngen.compiler.devices import DEFAULT_ARCH, device_for
+from lngen.compiler.problem import check_arch
+from lngen.compiler.spec import parse_spec
 from lngen.files import write_all
-from lngen.problem import check_arch
-from lngen.spec import parse_spec
 
 if TYPE_CHECKING:
-    from lngen.explain import Subject
+    from lngen.lab.explain import Subject
 
 # ---- explain ----
 
@@ -65,21 +65,21 @@ def explain_command(
     """Explain SPEC: how its equations were derived, where digits can be lost, what it costs, why it is one kernel, and
     why its schedule was chosen.
     """
-    from lngen.explain import explain
-    from lngen.explain.reasons import why_not as answer
+    from lngen.lab.explain import explain
+    from lngen.lab.explain.reasons import why_not as answer
 
     names = _sections(only, why_not)
     changed = arches != (DEFAULT_ARCH,) or any((spec, compared, only, why_not, schedule, rows, device))
     _check_pages(spec, html, every, changed, compared)
     if html is not None and every:
-        from lngen.explain.page import golden_pages
+        from lngen.lab.explain.page import golden_pages
 
         with progress_bar("explaining") as progress:
             return _write({html / name: text for name, text in golden_pages(progress)}, output)
     subject, arch = _subject(spec or "", schedule, rows, arches, device)
     sections = explain(subject, names) if why_not is None else (answer(subject, why_not),)
     if html is not None:
-        from lngen.explain.page import built, page, version
+        from lngen.lab.explain.page import built, page, version
 
         others = [version(subject, arch, other) for other in compared]
         return _write({html: page(subject, sections, built(subject.kernels, arch), others)}, output)
@@ -93,7 +93,7 @@ def _subject(
     spec: str, schedule: str, rows: int | None, arches: tuple[str, ...], device: str | None
 ) -> tuple[Subject, str]:
     """What is explained, and the arch of its machine code."""
-    from lngen.explain import Subject
+    from lngen.lab.explain import Subject
 
     arches, gpu = target(arches, device)
     arch, compilation = one_arch("explain", arches), Compilation(parse_spec(spec))
@@ -153,7 +153,7 @@ def repro_command(
 
     It has their CUDA text and machine code, a generator of inputs, and the sha256 of each result; it needs NumPy alone.
     """
-    from lngen.aot.repro import repro
+    from lngen.packs.repro import repro
 
     arches, gpu = target(arches, device)
     arch, compilation = one_arch("repro", arches), Compilation(parse_spec(spec))

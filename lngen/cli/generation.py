@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from lngen.aot.build import DEFAULT_KINDS, KINDS, LAYOUTS, build
-from lngen.aot.catalog import CATALOG, differences, measure, rewrite
 from lngen.cli.output import AnyPath, Output, json_option, note, output_options, table
 from lngen.cli.shared_options import dask_executor, dask_option, device_option, progress_bar, schedule_option
+from lngen.compiler.devices import DEFAULT_ARCH, named
+from lngen.compiler.toolchain import nvrtc_version
 from lngen.config import data_dir
-from lngen.devices import DEFAULT_ARCH, named
-from lngen.toolchain import nvrtc_version
+from lngen.packs.build import DEFAULT_KINDS, KINDS, LAYOUTS, build
+from lngen.packs.catalog import CATALOG, differences, measure, rewrite
 
 # ---- build: kernels of any specs, with a manifest ----
 
@@ -135,7 +135,7 @@ def generated_command(
 
 def _sass(output: Output, check: bool) -> int:
     """Compile and lint the golden set; the exit code. Another build of the compiler than the recorded ones is noted."""
-    from lngen.inspect.sass_lint import above, build, golden, record, recorded
+    from lngen.lab.inspect.sass_lint import above, build, golden, record, recorded
 
     file = data_dir("generated") / "sass-budget.json"
     faults, numbers = golden()

@@ -11,14 +11,14 @@ import click
 
 from lngen.cli.output import AnyPath, Output, note, output_options, stage_options, table_text
 from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
-from lngen.compile import Compilation, KernelSet, spill_text
+from lngen.compiler.compile import Compilation, KernelSet, spill_text
+from lngen.compiler.graphs import GRAPHS, Chosen, Definition, Option, Options
+from lngen.compiler.ir import ORDERS, DType, Value
+from lngen.compiler.lower import Plan
+from lngen.compiler.problem import check_arch, parse_schedule
+from lngen.compiler.spec import SAVES, parse_spec
+from lngen.compiler.spec.parse import wrong
 from lngen.errors import LngenError, MissingError, SpecError, VerifyError
-from lngen.graphs import GRAPHS, Chosen, Definition, Option, Options
-from lngen.ir import ORDERS, DType, Value
-from lngen.lower import Plan
-from lngen.problem import check_arch, parse_schedule
-from lngen.spec import SAVES, parse_spec
-from lngen.spec.parse import wrong
 
 # ---- list: the graphs and the keys of a spec ----
 
@@ -271,7 +271,7 @@ def view(
     plan = kernels.plan
     about = {"name": plan.name, "spec": str(plan.spec), "schedule": str(plan.schedule)}
     if stage == "resources":
-        from lngen.inspect.traffic import COLUMNS, resources
+        from lngen.lab.inspect.traffic import COLUMNS, resources
 
         found = {arch: resources(plan, kernels.cubin(arch).resources, arch) for arch in arches}
         listed = [
@@ -281,15 +281,15 @@ def view(
         ]
         return table_text(("kernel", "arch", *COLUMNS), listed), {**about, "resources": found}
     if stage == "traffic":
-        from lngen.check.inputs import random_inputs
-        from lngen.inspect.traffic import measure, traffic_json, traffic_rows, traffic_text
+        from lngen.lab.inspect.traffic import measure, traffic_json, traffic_rows, traffic_text
+        from lngen.proof.check.inputs import random_inputs
 
         check_arch(plan.schedule, arches[0])  # before inputs are drawn
         count = traffic_rows(plan, rows)
         measured = measure(kernels, random_inputs(plan.spec, count), arches[0])
         return traffic_text(plan, measured, count), {**traffic_json(plan, measured, count), "arch": arches[0]}
     if stage == "sass":
-        from lngen.inspect.machine_code import machine_code
+        from lngen.lab.inspect.machine_code import machine_code
 
         codes = machine_code(kernels, arches[0])
         text = "\n".join(code.text() for code in codes)
@@ -303,7 +303,7 @@ def view(
 
 def _packed(folder: Path, plan: Plan, stage: str, arch: str) -> Compared:
     """A stage from a file of a pack, with a note if it is of another schedule than the plan's."""
-    from lngen.inspect.machine_code import packed
+    from lngen.lab.inspect.machine_code import packed
 
     found = packed(folder, plan, arch, KINDS[stage])
     if (schedule := found.entry["schedule"]["text"]) != str(plan.schedule):

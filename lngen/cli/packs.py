@@ -9,7 +9,7 @@ import click
 
 from lngen.cli.output import AnyPath, Output, note, output_options, table
 from lngen.cli.shared_options import progress_bar
-from lngen.devices import Device, device_for, device_names, named
+from lngen.compiler.devices import Device, device_for, device_names, named
 from lngen.errors import short
 from lngen.launch.kernels import Described
 from lngen.launch.pack import Pack, image_for, lacking
@@ -23,7 +23,7 @@ from lngen.launch.pack import Pack, image_for, lacking
 @click.pass_context
 def verify_command(ctx: click.Context, folder: Path, output: Output) -> None:
     """Check the hashes of a pack, and make again what this lngen and NVRTC made; exit 1 if anything differs."""
-    from lngen.aot.verify import verify
+    from lngen.packs.verify import verify
 
     with progress_bar("compiling") as progress:
         found = verify(folder, progress=progress)
@@ -61,7 +61,7 @@ def list_command(folder: Path, device: str | None, spec: str | None, output: Out
     Numbers of rows are for the GPU that represents an arch: they follow from bytes for each of its multiprocessors.
     Above each table is what the names of its kernel sets begin with.
     """
-    from lngen.aot.hub import pack_folder
+    from lngen.packs.hub import pack_folder
 
     pack = Pack(pack_folder(folder)).check()
     if spec is not None and spec not in pack.specs:

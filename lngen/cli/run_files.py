@@ -23,17 +23,17 @@ import numpy as np
 
 from lngen.cli.output import unwritable
 from lngen.cli.shared_options import Finite, on_option, overlap_option, schedule_option
-from lngen.compile import Compilation
-from lngen.devices import DEFAULT_ARCH
+from lngen.compiler.compile import Compilation
+from lngen.compiler.devices import DEFAULT_ARCH
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import BF16, RUN, WIDE, D, DType, M, Value, values_of
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, CheckError, short
 from lngen.files import opened, shown, write_all
-from lngen.interpret import interpret
-from lngen.ir import BF16, RUN, WIDE, D, DType, M, Value, values_of
-from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.ptx import run_plan
-from lngen.runtime.launcher import device_arch, device_count
-from lngen.runtime.numpy_arrays import run_numpy
-from lngen.spec import Spec, parse_spec
+from lngen.launch.runtime.launcher import device_arch, device_count
+from lngen.launch.runtime.numpy_arrays import run_numpy
+from lngen.proof.ptx import run_plan
 
 
 @click.command(

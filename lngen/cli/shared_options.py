@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lngen.devices import DEFAULT_ARCH, Device, named
+from lngen.compiler.devices import DEFAULT_ARCH, Device, named
 from lngen.errors import LngenError, MissingError, short
 from lngen.user_input import LARGEST, decimal, whole
 from lngen.version import install_hint

@@ -17,17 +17,17 @@ from lngen.cli.failures import INTERRUPTED
 from lngen.cli.output import AnyPath, OutFile, Output, note, output_options
 from lngen.cli.output import table as table_text
 from lngen.cli.shared_options import Whole, dask_executor, dask_option, device_option, overlap_option
-from lngen.devices import default_device, named
+from lngen.compiler.devices import default_device, named
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import LngenError, short
-from lngen.spec import Spec, parse_spec
 from lngen.user_input import whole
 
 if TYPE_CHECKING:
-    from lngen.problem import Schedule
-    from lngen.runtime.lock_file import Locked
-    from lngen.tune.job import Choice, Job, Listener
-    from lngen.tune.trials import Trial
-    from lngen.tune.tuner import Report
+    from lngen.compiler.problem import Schedule
+    from lngen.lab.tune.job import Choice, Job, Listener
+    from lngen.lab.tune.trials import Trial
+    from lngen.lab.tune.tuner import Report
+    from lngen.launch.runtime.lock_file import Locked
 
 FILE = AnyPath(dir_okay=False)
 MOST_SECONDS = 10**6
@@ -60,7 +60,7 @@ class Views:
 
     def check(self) -> None:
         """Refuse a picture that cannot be drawn, before anything is measured."""
-        from lngen.bench.figures import check
+        from lngen.lab.bench.figures import check
 
         if self.plot_file is not None:
             check(self.plot_file)
@@ -68,7 +68,7 @@ class Views:
     def show(self, spec: str, rows: int, trials: Sequence[Trial], choice: Choice | None) -> None:
         """Write the requested views of one job."""
         from lngen.files import write_all
-        from lngen.tune.views import export, plot
+        from lngen.lab.tune.views import export, plot
 
         if self.plot_file is not None:
             plot(trials, choice, self._of_job(self.plot_file, spec, rows))
@@ -198,9 +198,9 @@ def _tune(
     output: Output,
 ) -> int:
     """Tune, lock, report; the exit code."""
-    from lngen.runtime.lock_file import read_lock
-    from lngen.tune import job, tuner
-    from lngen.tune.trials import foreign
+    from lngen.lab.tune import job, tuner
+    from lngen.lab.tune.trials import foreign
+    from lngen.launch.runtime.lock_file import read_lock
 
     path, lock_file = files
     views.check()
@@ -231,7 +231,7 @@ def _tune(
 
 def _report(result: Report, lock_file: Path, output: Output) -> None:
     """What was found, and remarks on what was not."""
-    from lngen.tune.views import REPORT_COLUMNS, against_default, report_json, report_remarks, report_rows
+    from lngen.lab.tune.views import REPORT_COLUMNS, against_default, report_json, report_remarks, report_rows
 
     for text in report_remarks(result.outcomes):
         note(text)
@@ -246,9 +246,9 @@ def _report(result: Report, lock_file: Path, output: Output) -> None:
 
 def _frozen(specs: Sequence[Spec], rows: Sequence[int], files: tuple[Path, Path], views: Views, output: Output) -> None:
     """The locked schedules for this machine's GPU, or for any; the views show the database, locked or not."""
-    from lngen.runtime.launcher import device_count, device_name
-    from lngen.runtime.lock_file import read_lock
-    from lngen.tune.tuner import frozen_choices
+    from lngen.lab.tune.tuner import frozen_choices
+    from lngen.launch.runtime.launcher import device_count, device_name
+    from lngen.launch.runtime.lock_file import read_lock
 
     path, lock_file = files
     views.check()
@@ -273,8 +273,8 @@ def _shown(
     kept: Sequence[Trial], path: Path, spec: str, rows: int, device: str | None, locked: Locked | None
 ) -> tuple[list[Trial], Choice | None]:
     """The trials of a database on that device, or (None) on the locked one, or on the first; and the locked one."""
-    from lngen.tune import trials
-    from lngen.tune.job import taken
+    from lngen.lab.tune import trials
+    from lngen.lab.tune.job import taken
 
     known = [locked.device] if locked else [t.device for t in kept if (t.spec, t.rows) == (spec, rows)]
     device = device or next(iter(known), None)
@@ -290,7 +290,7 @@ def _shown(
 
 def _kept(path: Path) -> tuple[Trial, ...]:
     """The trials of a database; invalid lines are reported."""
-    from lngen.tune.trials import read
+    from lngen.lab.tune.trials import read
 
     content = read(path)
     for text in content.complaints:
@@ -300,7 +300,7 @@ def _kept(path: Path) -> tuple[Trial, ...]:
 
 def _merge(shards: Sequence[Path], path: Path, output: Output) -> None:
     """Add the trials of other databases to the one at ``path``."""
-    from lngen.tune.trials import merge
+    from lngen.lab.tune.trials import merge
 
     count, complaints = merge(shards, path)
     for text in complaints:
@@ -316,12 +316,12 @@ def _print_ranking(
     Those that a table chooses come first and name it, the others follow in the model's order. It is the same for all
     numbers of rows of a workload class, so the times need not be in order.
     """
-    from lngen.compile import Compilation
-    from lngen.explain.evidence import predicted
-    from lngen.explain.timings import runs
-    from lngen.schedule import workload
-    from lngen.schedule.table import origins
-    from lngen.tune.candidates import ranking
+    from lngen.compiler.compile import Compilation
+    from lngen.compiler.schedule import workload
+    from lngen.compiler.schedule.table import origins
+    from lngen.lab.explain.evidence import predicted
+    from lngen.lab.explain.timings import runs
+    from lngen.lab.tune.candidates import ranking
 
     gpu = named(device) if device else default_device()
     listed: list[dict[str, Any]] = []
@@ -343,7 +343,7 @@ def _print_ranking(
 
 def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule], gpu: str) -> str:
     """The ranking of one job: what its columns say, and its schedules, after the first as changes where shorter."""
-    from lngen.problem.schedule import changes
+    from lngen.compiler.problem.schedule import changes
 
     first, measured = lines[0], any(line["measured_us"] for line in lines)
     files = ", ".join(dict.fromkeys(line["from"] for line in lines if line["from"] != "model"))
@@ -371,9 +371,9 @@ def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule],
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:
     """Write the table of a GPU from recorded times."""
+    from lngen.compiler.schedule.recorded import latest, points
     from lngen.files import write_all
-    from lngen.schedule.recorded import latest, points
-    from lngen.tune.device_table import build, text
+    from lngen.lab.tune.device_table import build, text
 
     if not sources:
         raise click.UsageError("--table takes times from --database FILE, --recorded FILE, or both; got neither.")
@@ -406,7 +406,7 @@ def _listening() -> Iterator[Listener]:
 
 def _listener(show: Callable[[str], None], update: Callable[[str], None] | None) -> Listener:
     """``show`` prints a line, ``update`` replaces the lines of the running jobs."""
-    from lngen.tune.job import Listener
+    from lngen.lab.tune.job import Listener
 
     running: dict[str, str] = {}
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from lngen.check.conform import Case, Outcome, conform, conform_graph, select
-from lngen.check.conform.implementations import LngenTarget, find_target
-from lngen.check.conform.suites import Contract, GraphSuite
-from lngen.check.oracles import NORMS, NormName
-from lngen.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.cli.output import Output, note, output_options, table
 from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, one_arch, progress_bar, words
+from lngen.compiler.ir import DType
+from lngen.compiler.spec import parse_spec
 from lngen.errors import MissingError
-from lngen.ir import DType
-from lngen.spec import parse_spec
+from lngen.proof.check.conform import Case, Outcome, conform, conform_graph, select
+from lngen.proof.check.conform.implementations import LngenTarget, find_target
+from lngen.proof.check.conform.suites import Contract, GraphSuite
+from lngen.proof.check.oracles import NORMS, NormName
+from lngen.proof.check.spec_checks import Result, check_spec, has_closed_form
 from lngen.version import __version__
 
 # ---- check: bits and errors of kernels ----
@@ -85,7 +85,7 @@ def _print_results(output: Output, results: Sequence[Result]) -> int:
 
 def _matrix(output: Output, schedules: int, processes: int, budget: float) -> int:
     """The bit matrix: a table of its totals; the JSON also has its entries."""
-    from lngen.check import matrix
+    from lngen.proof.check import matrix
 
     entries: list[matrix.Entry] = []
     conditions = matrix.conditions()
@@ -181,7 +181,7 @@ class Run:
 
 def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
     """lngen's own kernels."""
-    from lngen.runtime.launcher import device_count
+    from lngen.launch.runtime.launcher import device_count
 
     spec = parse_spec(text)
     gpus = device_count() if device != "cpu" else 0

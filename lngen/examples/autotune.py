@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import lngen
-from lngen.devices import DEFAULT_ARCH
+from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.errors import MissingError
-from lngen.tune.candidates import ranking
-from lngen.tune.job import Job
-from lngen.tune.tuner import store_choices, tune
+from lngen.lab.tune.candidates import ranking
+from lngen.lab.tune.job import Job
+from lngen.lab.tune.tuner import store_choices, tune
 
 SPEC = lngen.parse_spec("layernorm.bwd:d=1024,dtype=bf16")
 ROWS = 4096

@@ -15,18 +15,18 @@ from functools import partial
 from pathlib import Path
 
 import lngen
-from lngen.bench.agreement import CALLS, Arrays, Implementation, Line, Run, compare, draw, origin, peers, table
-from lngen.bench.figures import check
-from lngen.check.inputs import POISON, forward_inputs, random_inputs
-from lngen.check.spec_checks import others
-from lngen.compile import KernelSet
-from lngen.devices import DEFAULT_ARCH
-from lngen.interpret import interpret
-from lngen.ir import Graph
-from lngen.ptx import run_plan
-from lngen.runtime.launcher import Launcher, device_arch, device_count
-from lngen.runtime.norm import Norm
-from lngen.runtime.numpy_arrays import launch_numpy
+from lngen.compiler.compile import KernelSet
+from lngen.compiler.devices import DEFAULT_ARCH
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import Graph
+from lngen.lab.bench.agreement import CALLS, Arrays, Implementation, Line, Run, compare, draw, origin, peers, table
+from lngen.lab.bench.figures import check
+from lngen.launch.runtime.launcher import Launcher, device_arch, device_count
+from lngen.launch.runtime.norm import Norm
+from lngen.launch.runtime.numpy_arrays import launch_numpy
+from lngen.proof.check.inputs import POISON, forward_inputs, random_inputs
+from lngen.proof.check.spec_checks import others
+from lngen.proof.ptx import run_plan
 
 GRAPHS = ("layernorm", "rmsnorm")
 COUNT = 5  # schedules

@@ -73,7 +73,6 @@ class Tensor(NamedTuple):
 # Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
 Distance = Union[int, tuple[int, int]]
 
-ALIGNMENT = 256  # bytes, of the buffers of a workspace
 MOST_BLOCKS = 2**31 - 1  # of a grid
 
 
@@ -88,9 +87,10 @@ def blocks(rule: Described, rows: int) -> int:
 
 def workspace_sizes(described: Described, rows: int) -> dict[str, int]:
     """Bytes of each buffer of the workspace, rounded up so that the next one is aligned."""
-    buffers = described["workspace"]["buffers"]
-    sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in buffers}
-    return {name: -(-size // ALIGNMENT) * ALIGNMENT for name, size in sizes.items()}
+    workspace = described["workspace"]
+    sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in workspace["buffers"]}
+    aligned: int = workspace["alignment"]
+    return {name: -(-size // aligned) * aligned for name, size in sizes.items()}
 
 
 class Loaded:

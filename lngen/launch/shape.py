@@ -1,6 +1,6 @@
 """The parts of a manifest that a program reads, and what each has to be: wrong ones are found before they are used.
 
-schema.json in lngen/aot says more of each part; a launcher needs no library that reads it.
+schema.json in lngen/packs says more of each part; a launcher needs no library that reads it.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import Graph
-from lngen.runtime.norm import definition_of
-from lngen.spec import Spec, make_spec
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import Graph
+from lngen.compiler.spec import Spec, make_spec
+from lngen.launch.runtime.norm import definition_of
 from lngen.torch.bridge import TorchError
 from lngen.torch.direct import Direct
 from lngen.torch.given import check_tensors, fitted

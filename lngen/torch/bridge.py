@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, LngenError
 from lngen.launch.array_rules import leading
 from lngen.launch.arrays import torch_dtypes
 from lngen.launch.kernels import Tensor
-from lngen.runtime.direction import Call, call_of
-from lngen.runtime.saved import Gradients
-from lngen.spec import Spec, parse_spec
+from lngen.launch.runtime.direction import Call, call_of
+from lngen.launch.runtime.saved import Gradients
 
 TO_TORCH = torch_dtypes()
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor

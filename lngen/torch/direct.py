@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from lngen.ir import bits_of, values_of
+from lngen.compiler.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
 from lngen.torch.bridge import PLAIN, TO_TORCH, Side, leading_of, side, text_of

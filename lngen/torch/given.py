@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lngen.ir import M
+from lngen.compiler.ir import M
 from lngen.torch.bridge import TorchError, TorchMissing, TorchTypeError
 from lngen.torch.graph_ops import GraphOps
 

@@ -18,14 +18,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from lngen.compiler.graphs import GRAPHS, Definition, Options
+from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value
+from lngen.compiler.spec import Spec, make_spec
 from lngen.errors import ArrayError, SpecError, VerifyError
-from lngen.graphs import GRAPHS, Definition, Options
-from lngen.ir import RUN, WIDE, ByValue, DType, M, Value
 from lngen.launch.array_rules import arranged
-from lngen.runtime.direction import about_input
-from lngen.spec import Spec, make_spec
+from lngen.launch.runtime.direction import about_input
+from lngen.proof.torch_graph import evaluate
 from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
-from lngen.torch_graph import evaluate
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
 

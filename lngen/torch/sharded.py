@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from lngen.ir import M
+from lngen.compiler.ir import M
 from lngen.torch.bridge import PLAIN, TorchError
 from lngen.torch.graph_ops import GraphOps
 

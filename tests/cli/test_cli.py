@@ -14,19 +14,19 @@ import tune_fakes
 from bench_fakes import RECORDS
 from child import output, start
 from commands import call, fails, prints
-from lngen.aot.build import build
-from lngen.bench import store
-from lngen.check import matrix
-from lngen.check.spec_checks import Result as Checked
 from lngen.cli import COMMANDS, cli
 from lngen.cli.output import OutFile, unwritable
-from lngen.emit import emit
+from lngen.compiler.emit import emit
+from lngen.compiler.ir import ORDERS
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import ANY, parse_schedule
+from lngen.compiler.spec import parse_spec
+from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import VerifyError
-from lngen.ir import ORDERS
-from lngen.lower import lower
-from lngen.problem import ANY, parse_schedule
-from lngen.spec import parse_spec
-from lngen.toolchain import compile_ptx
+from lngen.lab.bench import store
+from lngen.packs.build import build
+from lngen.proof.check import matrix
+from lngen.proof.check.spec_checks import Result as Checked
 from paths import ROOT
 
 FWD = "rmsnorm.fwd:d=64,dtype=f32"
@@ -56,7 +56,7 @@ def test_importing_and_listing_load_little_and_names_come_when_asked_for() -> No
         import sys, lngen
         assert 'numpy' not in sys.modules
         for name in lngen.__all__: assert getattr(lngen, name) is getattr(lngen, name), name
-        assert sorted(lngen.__all__) == dir(lngen) and lngen.interpret.interpret
+        assert sorted(lngen.__all__) == dir(lngen) and lngen.compiler.interpret.interpret
         from lngen.cli import cli
         for a in (['--help'], ['help', 'layout'], ['list'], ['show', 'layernorm.bwd:d=8', '--stage', 'graph']):
             cli.main(a, standalone_mode=False)

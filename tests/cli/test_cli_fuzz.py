@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 import lngen
 from commands import call
 from fuzz import fuzzed
-from lngen import ir
 from lngen.cli import COMMANDS, cli
 from lngen.cli.run_files import read_npy
-from lngen.devices import capability
+from lngen.compiler import ir
+from lngen.compiler.devices import capability
+from lngen.compiler.problem import ANY, parse_schedule
+from lngen.compiler.spec import parse_spec
 from lngen.errors import LngenError, MissingError, ScheduleError, SpecError
-from lngen.problem import ANY, parse_schedule
-from lngen.spec import parse_spec
 from lngen.user_input import LARGEST, decimal, whole
 
 # ---- requests ----
@@ -152,14 +152,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / FOLDER).mkdir()
     os.mkfifo(tmp_path / FIFO)
     for name in ("compile_cubin", "compile_ptx"):
-        monkeypatch.setattr(import_module("lngen.compile"), name, missing)
+        monkeypatch.setattr(import_module("lngen.compiler.compile"), name, missing)
     monkeypatch.setattr("lngen.cli.shared_options.import_module", missing)
     for name in ("check.matrix.conditions", "bench.torch_gpu.find_gpu", "aot.build.compile_ptx"):
         monkeypatch.setattr(f"lngen.{name}", missing, raising=False)
     for name in ("runtime.launcher", "cli.run_files", "bench.torch_gpu"):
         monkeypatch.setattr(f"lngen.{name}.device_count", lambda: 0)
     for name in ("job", "tuner"):
-        monkeypatch.setattr(f"lngen.tune.{name}.visible_devices", lambda: ())
+        monkeypatch.setattr(f"lngen.lab.tune.{name}.visible_devices", lambda: ())
     monkeypatch.setattr("lngen.cli.generation.differences", lambda folder: {})
     monkeypatch.setattr("lngen.cli.generation.rewrite", lambda folder: None)
     monkeypatch.setattr("lngen.cli.verification.check_spec", lambda spec, **_: [])

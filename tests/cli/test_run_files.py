@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from commands import fails, prints
-from lngen.check.inputs import random_inputs
 from lngen.cli.run_files import read_header, read_npy
-from lngen.compile import KernelSet
-from lngen.interpret import interpret
-from lngen.ir import M
-from lngen.ir.numerics import Array
-from lngen.runtime.launcher import device_count
-from lngen.spec import Spec, parse_spec
+from lngen.compiler.compile import KernelSet
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import M
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.spec import Spec, parse_spec
+from lngen.launch.runtime.launcher import device_count
+from lngen.proof.check.inputs import random_inputs
 
 FWD = "layernorm.fwd:d=64,dtype=f32"
 BWD = "layernorm.bwd:d=64,dtype=bf16"

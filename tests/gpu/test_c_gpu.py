@@ -11,7 +11,7 @@ import pytest
 from c_library import CLibrary
 from c_norms import Call
 from c_packs import CASES, ON_SM_90, pack
-from lngen.ir.numerics import Array
+from lngen.compiler.ir.numerics import Array
 from lngen.launch.pack import Pack
 
 pytestmark = pytest.mark.gpu

@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-import lngen.runtime as runtime
-from lngen.check.inputs import POISON, mismatches, random_inputs, same_bits
-from lngen.check.spec_checks import check_spec
-from lngen.compile import Compilation, KernelSet
-from lngen.devices import capability
+import lngen.launch.runtime as runtime
+from lngen.compiler.compile import Compilation, KernelSet
+from lngen.compiler.devices import capability
+from lngen.compiler.graphs import GraphBuilder
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import D, DType, M
+from lngen.compiler.ir.numerics import NUMPY_DTYPE
+from lngen.compiler.lower import lower, requested_shared
+from lngen.compiler.problem import Schedule, problem
+from lngen.compiler.problem.schedule import exists
+from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import parse_spec
 from lngen.errors import ArrayError
-from lngen.graphs import GraphBuilder
-from lngen.interpret import interpret
-from lngen.ir import D, DType, M
-from lngen.ir.numerics import NUMPY_DTYPE
 from lngen.launch.driver import on, resident_blocks
-from lngen.lower import lower, requested_shared
-from lngen.problem import Schedule, problem
-from lngen.problem.schedule import exists
-from lngen.runtime import Norm
-from lngen.runtime.launcher import Launcher, device_arch, live_gpu
-from lngen.runtime.numpy_arrays import launch_numpy, raw
-from lngen.schedule import ranked
-from lngen.spec import parse_spec
+from lngen.launch.runtime import Norm
+from lngen.launch.runtime.launcher import Launcher, device_arch, live_gpu
+from lngen.launch.runtime.numpy_arrays import launch_numpy, raw
+from lngen.proof.check.inputs import POISON, mismatches, random_inputs, same_bits
+from lngen.proof.check.spec_checks import check_spec
 from own_graphs import gated
 from schedules import cp_async, multipass, registers, tma, unaligned
 from test_outputs import add_layernorm, apart, arrays_for, vanishing

@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _has_fatbin() -> bool:
-    from lngen.aot.fatbin import fatbin
     from lngen.errors import MissingError
+    from lngen.packs.fatbin import fatbin
 
     try:
         fatbin([])

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import lngen
-from lngen.check.inputs import random_inputs
-from lngen.compile import Compilation
-from lngen.interpret import interpret
-from lngen.runtime.launcher import device_count, device_name
-from lngen.spec import parse_spec
-from lngen.toolchain import compile_cubin
-from lngen.tune import trials
-from lngen.tune.candidates import build_all, candidates
-from lngen.tune.job import GPU, Job, Listener, run_job
-from lngen.tune.tuner import store_choices, tune
-from lngen.tune.workers import Failure, Limits, Worker, visible_devices
+from lngen.compiler.compile import Compilation
+from lngen.compiler.interpret import interpret
+from lngen.compiler.spec import parse_spec
+from lngen.compiler.toolchain import compile_cubin
+from lngen.lab.tune import trials
+from lngen.lab.tune.candidates import build_all, candidates
+from lngen.lab.tune.job import GPU, Job, Listener, run_job
+from lngen.lab.tune.tuner import store_choices, tune
+from lngen.lab.tune.workers import Failure, Limits, Worker, visible_devices
+from lngen.launch.runtime.launcher import device_count, device_name
+from lngen.proof.check.inputs import random_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -53,8 +53,8 @@ def test_a_spec_is_tuned_within_its_budget(text: str, rows: int, tmp_path: Path)
 
 def test_wrong_bits_a_crash_and_a_hang_are_seen_and_survived() -> None:
     """Sources that were tampered with: one adds nothing, one writes to nowhere, one never ends."""
-    from lngen.emit import emit
-    from lngen.lower import lower
+    from lngen.compiler.emit import emit
+    from lngen.compiler.lower import lower
 
     spec = parse_spec(FWD)
     ranked = [*enumerate(candidates(Compilation(spec), 64, "sm_90")[:2])]

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from c_driver import linked, no_op
-from lngen.aot.build import build
+from lngen.packs.build import build
 
 SPECS = ["layernorm.fwd:d=1024,dtype=bf16", "layernorm.bwd:d=1024,dtype=bf16"]
 VARIANTS = {"each pointer is asked for its device": (), "with LNGEN_TRUST_POINTERS": ("-DLNGEN_TRUST_POINTERS",)}

@@ -217,7 +217,7 @@ EDITS = {
     " - 1": "",
     "++": "--",
 }
-RUNS_KERNELS = "lngen/ptx/call.py"  # where headers act
+RUNS_KERNELS = "lngen/proof/ptx/call.py"  # where headers act
 
 
 def template_places() -> list[blocks.Mutant]:

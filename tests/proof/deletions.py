@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from lngen.check.inputs import random_inputs, same_bits
-from lngen.emit import emit
+from lngen.compiler.emit import emit
+from lngen.compiler.headers import bundled
+from lngen.compiler.interpret import interpret
+from lngen.compiler.lower import Plan, lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import parse_spec
+from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import PtxError
-from lngen.headers import bundled
-from lngen.interpret import interpret
-from lngen.lower import Plan, lower
-from lngen.problem import Schedule
-from lngen.ptx import run_plan
-from lngen.spec import parse_spec
-from lngen.toolchain import compile_ptx
+from lngen.proof.check.inputs import random_inputs, same_bits
+from lngen.proof.ptx import run_plan
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 KNOWN = Path(__file__).with_name("deletions.txt")

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import ORDERED, D, DType, Graph, M, Value
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.files import write_all
-from lngen.graphs import GRAPHS, Definition, GraphBuilder
-from lngen.interpret import interpret
-from lngen.ir import ORDERED, D, DType, Graph, M, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array
-from lngen.spec import Spec, parse_spec
 
 FILE = Path(__file__).resolve().parents[1] / "data" / "digests_v1.json"
 

@@ -17,14 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lngen.check.inputs import random_inputs
-from lngen.compile import Compilation
-from lngen.devices import DEFAULT_ARCH
+from lngen.compiler.compile import Compilation
+from lngen.compiler.devices import DEFAULT_ARCH
+from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.ir import WIDE
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.files import write_all
-from lngen.graphs import GRAPHS
-from lngen.inspect.traffic import measure, row_units, traffic_rows
-from lngen.ir import WIDE
-from lngen.spec import Spec, parse_spec
+from lngen.lab.inspect.traffic import measure, row_units, traffic_rows
+from lngen.proof.check.inputs import random_inputs
 
 WIDTHS = (1024, 4096, 16384)
 ARCHES = ("sm_80", "sm_90", "sm_100")

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import lngen.lower
-from lngen import passes
-from lngen.ir import Eqn, Graph
-from lngen.lower import Argument, Kernel, Plan
-from lngen.passes.edit import substitute
+import lngen.compiler.lower
+from lngen.compiler import passes
+from lngen.compiler.ir import Eqn, Graph
+from lngen.compiler.lower import Argument, Kernel, Plan
+from lngen.compiler.passes.edit import substitute
 from mutants import Mutant
 
 Text = tuple[str, str, str, str]  # what is wrong, the subject, the old text, the new text
@@ -222,8 +222,11 @@ def merged(a: str, b: str) -> Callable[[Graph], Graph]:
     return lambda g: substitute(g, {g.values()[b]: g.values()[a]})
 
 
-_PARTS = [importlib.import_module(f"lngen.lower.{m.name}") for m in pkgutil.iter_modules(lngen.lower.__path__)]
-LOWERING = [lngen.lower, *_PARTS]
+_PARTS = [
+    importlib.import_module(f"lngen.compiler.lower.{m.name}")
+    for m in pkgutil.iter_modules(lngen.compiler.lower.__path__)
+]
+LOWERING = [lngen.compiler.lower, *_PARTS]
 
 
 def lowered(name: str, subject: str, what: str, other: Callable[..., Any]) -> Mutant:

@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from lngen.check.inputs import distances, random_inputs, same_bits
-from lngen.emit import emit
+from lngen.compiler.emit import emit
+from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
+from lngen.compiler.headers import bundled
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import D, M
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.lower import Plan, lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import Spec, parse_spec
+from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import CompileError, PtxError, ValidationError
-from lngen.graphs import GRAPHS, Definition, GraphBuilder
-from lngen.headers import bundled
-from lngen.interpret import interpret
-from lngen.ir import D, M
-from lngen.ir.numerics import Array
 from lngen.launch.kernels import Distance
-from lngen.lower import Plan, lower
-from lngen.problem import Schedule
-from lngen.ptx import Outcome, run_plan
-from lngen.spec import Spec, parse_spec
-from lngen.toolchain import compile_ptx
+from lngen.proof.check.inputs import distances, random_inputs, same_bits
+from lngen.proof.ptx import Outcome, run_plan
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 ARCH = "sm_90"

@@ -19,11 +19,11 @@ from itertools import combinations
 import numpy as np
 
 import lngen
+from lngen.compiler.graphs import GRAPHS, Options
+from lngen.compiler.ir import DType, M, Value
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.errors import LngenError
-from lngen.graphs import GRAPHS, Options
-from lngen.ir import DType, M, Value
-from lngen.ir.numerics import NUMPY_DTYPE, Array, round_to
-from lngen.runtime import Norm
+from lngen.launch.runtime import Norm
 
 LENGTH, ROWS = 8, 3
 DTYPES = ("f16", "bf16", "f32", "f64")

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import lngen
-from lngen.toolchain import nvrtc_version
+from lngen.compiler.toolchain import nvrtc_version
 
 WIDTHS = (256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192)  # flash-attn's list
 DTYPES = ("bf16", "f16", "f32")

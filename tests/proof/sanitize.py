@@ -11,16 +11,16 @@ from dataclasses import replace
 import cupy
 
 import lngen
-from lngen.check.inputs import mismatches, random_inputs, same_bits
-from lngen.compile import KernelSet
-from lngen.devices import capability
-from lngen.interpret import interpret
-from lngen.lower import lower
-from lngen.problem import Schedule
-from lngen.problem.schedule import exists
-from lngen.runtime.launcher import Launcher, device_arch
-from lngen.runtime.numpy_arrays import launch_numpy
-from lngen.spec import parse_spec
+from lngen.compiler.compile import KernelSet
+from lngen.compiler.devices import capability
+from lngen.compiler.interpret import interpret
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.problem.schedule import exists
+from lngen.compiler.spec import parse_spec
+from lngen.launch.runtime.launcher import Launcher, device_arch
+from lngen.launch.runtime.numpy_arrays import launch_numpy
+from lngen.proof.check.inputs import mismatches, random_inputs, same_bits
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 ROWS = 37

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from functools import cache
 
 from graph_names import dtypes_of
-from lngen.compile import Compilation
+from lngen.compiler.compile import Compilation
+from lngen.compiler.graphs import GRAPHS, Option
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import parse_spec
 from lngen.errors import LngenError
-from lngen.graphs import GRAPHS, Option
-from lngen.problem import Schedule
-from lngen.spec import parse_spec
 
 ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DTYPES = ("bf16", "bf16", "f16", "f16", "f32", "f64")

@@ -9,10 +9,10 @@ import pytest
 import digests
 import sampling
 from digests import CASES, LENGTHS, Case
-from lngen.ir import Graph, is_column_fold
-from lngen.passes import order
-from lngen.passes.order import Rule, rule_of
-from lngen.spec import parse_spec
+from lngen.compiler.ir import Graph, is_column_fold
+from lngen.compiler.passes import order
+from lngen.compiler.passes.order import Rule, rule_of
+from lngen.compiler.spec import parse_spec
 
 V1 = rule_of("v1")
 

@@ -8,9 +8,9 @@ import pytest
 
 import sampling
 from family_table import ARCHES, DTYPE, SPILL_DTYPES, SPILL_WIDTHS, WIDTHS, floor_units, moved, specs
-from lngen.compile import Compilation
-from lngen.graphs import GRAPHS
-from lngen.spec import parse_spec
+from lngen.compiler.compile import Compilation
+from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.spec import parse_spec
 from paths import ROOT
 from spills import REPORTED, case, default
 

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cupy")
 
 import sampling
-from lngen.check.inputs import same_bits
+from lngen.proof.check.inputs import same_bits
 from mistakes import MUTANTS
 from mutants import SUBJECTS, Mutant, clean, killer, twin
 

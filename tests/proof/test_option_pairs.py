@@ -6,8 +6,8 @@ import pytest
 
 import option_pairs
 import sampling
+from lngen.compiler.graphs import GRAPHS
 from lngen.errors import SpecError
-from lngen.graphs import GRAPHS
 
 PAIRS = 6  # of each graph
 

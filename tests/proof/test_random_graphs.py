@@ -21,12 +21,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import sampling
-from lngen.check.inputs import same_bits
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import Graph
+from lngen.compiler.lower import lower
 from lngen.errors import ArrayError, DerivativeError, LngenError, LowerError, SpecError
-from lngen.interpret import interpret
-from lngen.ir import Graph
-from lngen.lower import lower
-from lngen.ptx import run_plan
+from lngen.proof.check.inputs import same_bits
+from lngen.proof.ptx import run_plan
 from random_graphs import KINDS, Case, draw_case, smaller
 
 # Two batches of each kind, so that workers share them; what a batch skips is part of its examples.

@@ -21,8 +21,8 @@ import torch
 from torch.nn import functional as F
 
 import lngen.torch as L
-from lngen.bench.host_time import host_times
 from lngen.errors import MissingError
+from lngen.lab.bench.host_time import host_times
 from lngen.torch import direct
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))

@@ -18,7 +18,7 @@ import lngen.torch
 from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen import D, GraphBuilder, M
-from lngen.ir import parse
+from lngen.compiler.ir import parse
 
 WIDTH = 64
 

@@ -7,9 +7,9 @@ import torch
 
 import lngen.torch as L
 from lngen.errors import SpecError
+from lngen.proof.torch_graph import torch_function
 from lngen.torch.bridge import TO_TORCH
 from lngen.torch.graph_ops import OPS, PLAIN
-from lngen.torch_graph import torch_function
 from sampling import rotating
 
 D, ROWS = 5, 2

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 tensor = pytest.importorskip("torch.distributed.tensor")
 
-from lngen.ir import D, M  # noqa: E402
+from lngen.compiler.ir import D, M  # noqa: E402
 from lngen.torch import sharded  # noqa: E402
 from lngen.torch.bridge import TorchError  # noqa: E402
 

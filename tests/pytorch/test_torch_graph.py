@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.check.inputs import forward_inputs, random_inputs
-from lngen.check.oracles import rmsnorm_forward
-from lngen.interpret import interpret
-from lngen.ir import OPS, Builder, D, DType, Eqn, Graph, M, Type, Value, independent_rows, parse
-from lngen.ir.numerics import Array
-from lngen.spec import Spec, parse_spec
-from lngen.torch_graph import MEANINGS, Call, torch_function
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import OPS, Builder, D, DType, Eqn, Graph, M, Type, Value, independent_rows, parse
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.spec import Spec, parse_spec
+from lngen.proof.check.inputs import forward_inputs, random_inputs
+from lngen.proof.check.oracles import rmsnorm_forward
+from lngen.proof.torch_graph import MEANINGS, Call, torch_function
 from own_graphs import OWN, own
 
 torch = pytest.importorskip("torch")

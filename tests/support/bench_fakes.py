@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.bench import store, timing, torch_gpu
-from lngen.bench.argument_sets import Case, make_cases
-from lngen.bench.records import Record, judge
-from lngen.bench.tasks import FEW_ROWS, Task, make_task
-from lngen.bench.timing import Launch
-from lngen.bench.torch_gpu import Gpu
-from lngen.interpret import interpret
-from lngen.ir.numerics import NUMPY_DTYPE
-from lngen.spec import parse_spec
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir.numerics import NUMPY_DTYPE
+from lngen.compiler.spec import parse_spec
+from lngen.lab.bench import store, timing, torch_gpu
+from lngen.lab.bench.argument_sets import Case, make_cases
+from lngen.lab.bench.records import Record, judge
+from lngen.lab.bench.tasks import FEW_ROWS, Task, make_task
+from lngen.lab.bench.timing import Launch
+from lngen.lab.bench.torch_gpu import Gpu
 from own_graphs import own
 
 
@@ -88,7 +88,7 @@ class CpuGpu(Gpu):
 def quick(patch: Any) -> None:
     """Collect no garbage for a case, which here takes longer than the case; the tests froze what there is."""
     nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
-    patch.setattr("lngen.bench.benchmark.gc", nothing)
+    patch.setattr("lngen.lab.bench.benchmark.gc", nothing)
 
 
 def use(patch: Any, gpu: Gpu | None = None) -> None:

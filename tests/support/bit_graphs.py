@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import BF16, D, M, S, Value
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import BF16, D, M, S, Value
 from number_graphs import BACKWARD, NUMPY, largest
 
 

@@ -4,16 +4,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from bit_graphs import DEFINITIONS
-from lngen.check.inputs import mismatches, random_inputs
-from lngen.contract import described
-from lngen.interpret import interpret
-from lngen.ir import WIDE, Graph
-from lngen.ir.numerics import Array
+from lngen.compiler.contract import described
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import WIDE, Graph
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.lower import Plan, lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.launch.kernels import Distance
-from lngen.lower import Plan, lower
-from lngen.problem import Schedule
-from lngen.ptx import run_plan
-from lngen.spec import Spec, parse_spec
+from lngen.proof.check.inputs import mismatches, random_inputs
+from lngen.proof.ptx import run_plan
 
 UNUSED_READS = {"global-race", "async-read", "proxy"}  # what an alias may cause: reads of elements that go unused
 MANY = 200  # more than the outer rows of any case

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from lngen.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.lower import Plan
 from lngen.launch.driver import _Attribute, _Config
-from lngen.lower import Plan
-from lngen.runtime.launcher import Launcher
+from lngen.launch.runtime.launcher import Launcher
 
 INT, POINTER, ADDRESS = ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from c_library import CLibrary
 from fake_driver import FakeDriver
-from lngen.check.inputs import POISON, mismatches, random_inputs
-from lngen.interpret import interpret
-from lngen.ir.numerics import Array
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.launch.kernels import Described
-from lngen.spec import Spec, parse_spec
+from lngen.proof.check.inputs import POISON, mismatches, random_inputs
 
 
 class Memory(Protocol):

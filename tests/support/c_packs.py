@@ -9,8 +9,8 @@ import c_launcher
 from c_library import CLibrary
 from c_norms import Call, FakeMemory, Layout
 from fake_driver import FakeDriver
-from lngen.aot.build import build
 from lngen.launch.pack import Pack
+from lngen.packs.build import build
 
 ONE_LAUNCH = "form=registers,threads=16,rows_per_block=64,vec=8,prefetch=yes,single_launch=yes"
 CLUSTERS = "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=4,tma_store=yes"

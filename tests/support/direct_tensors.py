@@ -9,7 +9,7 @@ import torch
 
 from fake_driver import FakeDriver
 from host_tensors import pass_for_gpu_tensors
-from lngen.compile import KernelSet
+from lngen.compiler.compile import KernelSet
 from lngen.torch import direct
 from lngen.torch.bridge import side
 

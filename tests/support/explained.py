@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from lngen import interpret as interpreter
-from lngen.aot.catalog import CATALOG
-from lngen.compile import Compilation
-from lngen.devices import Device
-from lngen.explain.section import Subject
-from lngen.ir import Eqn, Graph
-from lngen.ir.numerics import Array
-from lngen.problem import Schedule
-from lngen.spec import Spec, parse_spec
+from lngen.compiler import interpret as interpreter
+from lngen.compiler.compile import Compilation
+from lngen.compiler.devices import Device
+from lngen.compiler.ir import Eqn, Graph
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import Spec, parse_spec
+from lngen.lab.explain.section import Subject
+from lngen.packs.catalog import CATALOG
 from plans import H200
 
 

@@ -1,7 +1,7 @@
 """A fake libcuda with an executor behind it: what is launched through its functions runs on NumPy, from PTX.
 
 ``FakeDriver`` stands in for the loaded library. Its functions have the names and arguments of the driver's, and take
-what ctypes takes. A launch is executed by lngen.ptx, which checks bounds, alignment, races and barriers.
+what ctypes takes. A launch is executed by lngen.proof.ptx, which checks bounds, alignment, races and barriers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fake_graphs import Graphs, Node
 from fake_images import Image, content_at, made_up_cubin, pack_images
 from fake_launches import Entries, Launched, Loaded, launch_of, occupancy, runner
 from fake_memories import Memories
-from lngen.devices import Device, capability, device_for
-from lngen.ptx.outcome import Finding
-from lngen.toolchain import compile_ptx
+from lngen.compiler.devices import Device, capability, device_for
+from lngen.compiler.toolchain import compile_ptx
+from lngen.proof.ptx.outcome import Finding
 
 # CUdevice_attribute
 MULTIPROCESSORS, CAPABILITY_MAJOR, CAPABILITY_MINOR, SHARED_OPTIN = 16, 75, 76, 97

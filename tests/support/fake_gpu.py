@@ -14,12 +14,12 @@ import pytest
 import fake_launches
 from c_calls import c_function, number
 from fake_driver import CONTEXTS, FakeDriver
-from lngen.compile import KernelSet
-from lngen.ir import DType
+from lngen.compiler.compile import KernelSet
+from lngen.compiler.ir import DType
+from lngen.compiler.lower import Kernel, Plan
 from lngen.launch import arrays, driver
 from lngen.launch.arrays import Layout
-from lngen.lower import Kernel, Plan
-from lngen.runtime import launcher
+from lngen.launch.runtime import launcher
 
 
 @dataclass(frozen=True)

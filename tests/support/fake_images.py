@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from c_calls import Refused, refuse_if
+from lngen.compiler.toolchain import Binary, Resources, compile_ptx
+from lngen.compiler.toolchain.nvrtc_results import elf_length
 from lngen.errors import PtxError
-from lngen.ptx import parse
-from lngen.ptx.parser import Entry, Module
-from lngen.toolchain import Binary, Resources, compile_ptx
-from lngen.toolchain.nvrtc_results import elf_length
+from lngen.proof.ptx import parse
+from lngen.proof.ptx.parser import Entry, Module
 
 REGISTERS = 32  # per thread of a kernel for which no number is given
 
@@ -125,7 +125,7 @@ def cubins_of_ptx() -> Iterator[None]:
         return Binary(arch, made_up_cubin(ptx, arch), "", used)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("lngen.aot.build", "lngen.aot.verify", "lngen.compile"):
+        for module in ("lngen.packs.build", "lngen.packs.verify", "lngen.compiler.compile"):
             patch.setattr(import_module(module), "compile_cubin", made)
         yield
 

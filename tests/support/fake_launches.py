@@ -14,13 +14,13 @@ import numpy as np
 
 from c_calls import number, refuse_if
 from fake_images import REGISTERS, Image
-from lngen.ptx.batch import Launch
-from lngen.ptx.compiler import compile_entry
-from lngen.ptx.launch import place_globals, run_blocks
-from lngen.ptx.memory import GlobalMemory, size_of
-from lngen.ptx.outcome import Finding, Reporter, Stop, Traffic
-from lngen.ptx.parser import Entry
-from lngen.ptx.program import DTYPES, WARP
+from lngen.proof.ptx.batch import Launch
+from lngen.proof.ptx.compiler import compile_entry
+from lngen.proof.ptx.launch import place_globals, run_blocks
+from lngen.proof.ptx.memory import GlobalMemory, size_of
+from lngen.proof.ptx.outcome import Finding, Reporter, Stop, Traffic
+from lngen.proof.ptx.parser import Entry
+from lngen.proof.ptx.program import DTYPES, WARP
 
 # CUlaunchAttributeID
 COOPERATIVE, CLUSTER, PROGRAMMATIC = 2, 4, 6

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from c_calls import refuse_if
-from lngen.ptx.memory import START, WORD, Allocation, GlobalMemory, Rows
+from lngen.proof.ptx.memory import START, WORD, Allocation, GlobalMemory, Rows
 
 BETWEEN = 1 << 36  # addresses of a device; what its kernels reach of another's is out of bounds
 LINE = 16  # bytes, of which a buffer holds a multiple

@@ -2,7 +2,7 @@
 
 A formula takes tensors by name, those that a spec leaves out being absent, and the options of the spec; it gives the
 results by name, outputs and statistics alike. Gradients are those of torch's autograd. Nothing here rounds to a storage
-dtype: ``tests/family/test_family_casts.py`` compares the roundings with those of the models.
+dtype: ``tests/compiler/family/test_family_casts.py`` compares the roundings with those of the models.
 """
 
 from collections.abc import Callable, Mapping

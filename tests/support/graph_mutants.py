@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from lngen.compiler.ir import Axis, D, Eqn, Graph, M, Type, Value, verify
+from lngen.compiler.ir.numerics import Array
 from lngen.errors import VerifyError
-from lngen.ir import Axis, D, Eqn, Graph, M, Type, Value, verify
-from lngen.ir.numerics import Array
 
 # The op that one may confuse with another.
 CONFUSED = {

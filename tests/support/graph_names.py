@@ -1,8 +1,8 @@
 """Which of lngen's graphs are defined for what, so that a table of cases names no spec that is refused."""
 
+from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.spec import parse_spec
 from lngen.errors import VerifyError
-from lngen.graphs import GRAPHS
-from lngen.spec import parse_spec
 
 
 def _in_f64(name: str) -> bool:

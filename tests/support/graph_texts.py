@@ -5,8 +5,8 @@ from collections.abc import Callable
 from difflib import SequenceMatcher
 from functools import partial
 
-from lngen import passes
-from lngen.ir import Axis, Builder, DType, Graph, parse, print_eqn
+from lngen.compiler import passes
+from lngen.compiler.ir import Axis, Builder, DType, Graph, parse, print_eqn
 
 LINE = re.compile(r"(\w+) = (\w+)((?: \w+,?)*?)(?: \{(.*)\})?")
 CONST = re.compile(r"const \{dtype=(\w+), value=(\S+)\}")

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, Graph, M
-from lngen.ir.numerics import Array
-from lngen.lower import lower
-from lngen.problem import Schedule, problem
-from lngen.schedule import ranked
-from lngen.spec import Spec, make_spec
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import D, Graph, M
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import Schedule, problem
+from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import Spec, make_spec
 from plans import run_checked
 
 Describe = Callable[[GraphBuilder], None]

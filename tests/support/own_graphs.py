@@ -9,9 +9,9 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, M, Value
-from lngen.spec import Spec, make_spec
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import D, M, Value
+from lngen.compiler.spec import Spec, make_spec
 
 Expression = Callable[..., Any]
 Describe = Callable[[GraphBuilder], None]

@@ -7,16 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lngen.aot import manifest
-from lngen.aot.manifest import Manifest
-from lngen.compile import Compilation
+from lngen.compiler.compile import Compilation
+from lngen.compiler.contract import described
+from lngen.compiler.spec import parse_spec
 from lngen.config import PACKAGE
-from lngen.contract import described
 from lngen.files import sha256
 from lngen.launch.pack import FILE_NAME, SETS, head
-from lngen.spec import parse_spec
+from lngen.packs import manifest
+from lngen.packs.manifest import Manifest
 
-SCHEMA = json.loads((PACKAGE / "aot" / "schema.json").read_text(encoding="utf-8"))
+SCHEMA = json.loads((PACKAGE / "packs" / "schema.json").read_text(encoding="utf-8"))
 TRIVIAL = "form=registers,threads=1,rows_per_block=32,vec=4"
 
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from lngen.check.inputs import mismatches, random_inputs
-from lngen.devices import default_device
-from lngen.graphs import Definition, GraphBuilder
-from lngen.interpret import interpret
-from lngen.ir import D, M
-from lngen.lower import Kernel, Plan, Statement, lower
-from lngen.lower.parts import Join
-from lngen.problem import Problem, Schedule, parse_schedule, problem
-from lngen.ptx import Outcome, run_plan
-from lngen.schedule import ranked
-from lngen.spec import Spec, make_spec, parse_spec
+from lngen.compiler.devices import default_device
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import D, M
+from lngen.compiler.lower import Kernel, Plan, Statement, lower
+from lngen.compiler.lower.parts import Join
+from lngen.compiler.problem import Problem, Schedule, parse_schedule, problem
+from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import Spec, make_spec, parse_spec
+from lngen.proof.check.inputs import mismatches, random_inputs
+from lngen.proof.ptx import Outcome, run_plan
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lngen.ptx import Outcome, parse, run_kernel
-from lngen.ptx.compiler import compile_entry
-from lngen.ptx.parser import Entry
-from lngen.toolchain import compile_ptx
+from lngen.compiler.toolchain import compile_ptx
+from lngen.proof.ptx import Outcome, parse, run_kernel
+from lngen.proof.ptx.compiler import compile_entry
+from lngen.proof.ptx.parser import Entry
 
 # Device functions for sources that use mbarriers, bulk copies and clusters.
 HELPERS = """

@@ -11,17 +11,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from lngen.devices import capability
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import BF16, F16, F32, F64, WIDE, D, DType, Graph, M, S, Value
-from lngen.ir.functions import ULPS
-from lngen.ir.numerics import Array, round_to
-from lngen.passes import upstream
-from lngen.problem import Problem, Schedule, is_legal, problem
-from lngen.problem.footprint import vectors_per_thread
-from lngen.problem.schedule import exists
-from lngen.schedule.space import space
-from lngen.spec import Spec
+from lngen.compiler.devices import capability
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import BF16, F16, F32, F64, WIDE, D, DType, Graph, M, S, Value
+from lngen.compiler.ir.functions import ULPS
+from lngen.compiler.ir.numerics import Array, round_to
+from lngen.compiler.passes import upstream
+from lngen.compiler.problem import Problem, Schedule, is_legal, problem
+from lngen.compiler.problem.footprint import vectors_per_thread
+from lngen.compiler.problem.schedule import exists
+from lngen.compiler.schedule.space import space
+from lngen.compiler.spec import Spec
 
 KINDS = (
     "forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle", "segments", "numbers",

@@ -1,6 +1,6 @@
 """Schedules of each form, in one line: the sizes, then the flags, called as in the name of a kernel."""
 
-from lngen.problem import Schedule
+from lngen.compiler.problem import Schedule
 
 FLAGS = {
     "prefetch": "prefetch", "store": "tma_store", "cached": "cached_weights", "single": "single_launch",

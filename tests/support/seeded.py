@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Iterator
 
-from lngen.aot import catalog
-from lngen.emit import emit
-from lngen.lower import lower
-from lngen.problem import problem
-from lngen.schedule import ranked
-from lngen.spec import parse_spec
+from lngen.compiler.emit import emit
+from lngen.compiler.lower import lower
+from lngen.compiler.problem import problem
+from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import parse_spec
+from lngen.packs import catalog
 from own_graphs import own
 from plans import PLANS, plan_of
 from test_identity import negated, of

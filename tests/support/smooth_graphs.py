@@ -6,8 +6,8 @@ Each step takes what was made before, so that factors, means and statistics meet
 import random
 from collections.abc import Callable
 
-from lngen.graphs import Definition, GraphBuilder
-from lngen.ir import D, M, Value
+from lngen.compiler.graphs import Definition, GraphBuilder
+from lngen.compiler.ir import D, M, Value
 
 ARITHMETIC = ("add", "sub", "mul", "mul", "mul", "square", "affine", "ratio", "half")
 FOLDS = ("mean", "sum", "dot", "norm", "gated", "centred", "column", "above")

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 import tune_fakes
-from lngen.compile import Compilation
-from lngen.problem import Schedule
-from lngen.runtime.lock_file import Locked
-from lngen.spec import parse_spec
-from lngen.tune import job, workers
-from lngen.tune.candidates import candidates
-from lngen.tune.job import Job, Listener, Outcome, choose
-from lngen.tune.trials import Device, Trial
+from lngen.compiler.compile import Compilation
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import parse_spec
+from lngen.lab.tune import job, workers
+from lngen.lab.tune.candidates import candidates
+from lngen.lab.tune.job import Job, Listener, Outcome, choose
+from lngen.lab.tune.trials import Device, Trial
+from lngen.launch.runtime.lock_file import Locked
 from tune_nursery import Nursery
 
 SPEC = "rmsnorm.fwd:d=64,dtype=f32"

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from lngen.bench.timing import Stats
+from lngen.compiler.spec import Spec
 from lngen.errors import LngenError
-from lngen.spec import Spec
-from lngen.tune.candidates import Candidate
-from lngen.tune.trials import Device
-from lngen.tune.workers import Timed
+from lngen.lab.bench.timing import Stats
+from lngen.lab.tune.candidates import Candidate
+from lngen.lab.tune.trials import Device
+from lngen.lab.tune.workers import Timed
 
 NAME = "tune_fakes:FakeMeasurer"
 DEVICE = Device("Fake GPU", "sm_90", "NVRTC 1.2")
@@ -95,8 +95,8 @@ class SameFake(FakeMeasurer):
 def use(patch: Any, *gpus: str) -> None:
     """Let the tuner of this process find ``gpus`` and measure with the fake."""
     for module in ("job", "tuner"):
-        patch.setattr(f"lngen.tune.{module}.visible_devices", lambda: gpus)
-    patch.setattr("lngen.tune.job.GPU", NAME)
+        patch.setattr(f"lngen.lab.tune.{module}.visible_devices", lambda: gpus)
+    patch.setattr("lngen.lab.tune.job.GPU", NAME)
 
 
 def main() -> None:

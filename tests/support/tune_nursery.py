@@ -41,7 +41,7 @@ def _guard(request: Mapping[str, Any], pipe: int, output: int, status: int) -> N
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     worker = os.fork()
     if worker == 0:
-        from lngen.tune.workers import serve
+        from lngen.lab.tune.workers import serve
 
         os.close(status)
         for number, to in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
@@ -59,7 +59,7 @@ def _guard(request: Mapping[str, Any], pipe: int, output: int, status: int) -> N
 
 
 class Forked:
-    """What ``lngen.tune.workers`` uses of a Popen."""
+    """What ``lngen.lab.tune.workers`` uses of a Popen."""
 
     def __init__(self, status: socket.socket) -> None:
         self._status = status.makefile("r")
@@ -104,7 +104,7 @@ class Nursery:
         self, command: Sequence[str], *, env: Mapping[str, str], stdin: int, stdout: IO[bytes], stderr: IO[bytes],
         pass_fds: Sequence[int],
     ) -> Forked:  # fmt: skip
-        """A worker as ``lngen.tune.workers`` starts it."""
+        """A worker as ``lngen.lab.tune.workers`` starts it."""
         ours, theirs = socket.socketpair()
         request = json.dumps({"env": {**env}, "folder": os.getcwd(), "measurer": command[-1]}).encode()
         socket.send_fds(self._requests, [request], [pass_fds[0], stdout.fileno(), theirs.fileno()])

@@ -1,0 +1,351 @@
+"""What a description of a graph is written with: a Builder that knows the options of the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from lngen.compiler.ir import (
+    DEFAULT_EPS,
+    RULES,
+    RUN,
+    Attr,
+    Axis,
+    Builder,
+    ByValue,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    Run,
+    Value,
+    compute_dtype,
+    is_graph_name,
+    is_name,
+)
+from lngen.compiler.ir.builder import Unnamed
+from lngen.compiler.ir.names import describing, fresh, of_number, widened
+from lngen.compiler.passes.edit import cse
+from lngen.errors import SpecError, VerifyError, short
+from lngen.files import shown
+from lngen.user_input import decimal
+
+Chosen = bool | float | str
+
+LARGEST_NUMBER = 1e30  # of an option
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option with its default: True or False, a number, or one of the words ``choices``; ``about`` explains it."""
+
+    default: Chosen
+    choices: tuple[str, ...] = ()
+    about: str = ""
+
+    @property
+    def values(self) -> str:
+        """The values that it takes, in words."""
+        if isinstance(self.default, bool):
+            return "yes or no"
+        return f"one of {', '.join(self.choices)}" if self.choices else "a number"
+
+    def check(self, graph: str, name: str) -> None:
+        """VerifyError for a name that no key can have, or a default that is no value of the option."""
+        if not is_name(name):
+            raise VerifyError(
+                f"graph @{graph}: an option is expected to be called by words of letters and digits, one underscore "
+                f"between two, got {name!r}."
+            )
+        for word in self.choices:
+            if not is_graph_name(word):
+                raise VerifyError(
+                    f"graph @{graph}: the values of '{name}' are expected to be lower-case words of letters and "
+                    f"digits, one underscore between two, got {word!r}."
+                )
+        if self.read(self.default) is None:
+            raise VerifyError(
+                f"graph @{graph}: the default of '{name}' is expected to be {self.values}, got {self.default!r}."
+            )
+
+    def read(self, value: object) -> Chosen | None:
+        """A value, from text or a Python object; None if the option does not take it."""
+        if isinstance(self.default, bool):
+            return value if isinstance(value, bool) else {"yes": True, "no": False}.get(short(value))
+        if self.choices:
+            return short(value) if short(value) in self.choices else None
+        if isinstance(value, str) and value.startswith("-"):
+            number = decimal(value[1:], 0, LARGEST_NUMBER)
+            return None if number is None else -number
+        return decimal(value, -LARGEST_NUMBER, LARGEST_NUMBER)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a spec says to the description of a graph: dtypes, eps, options that differ from their defaults, ``save``.
+
+    ``eps``: a number, or ``run`` for one that every call gives. ``save``: ``stats``, ``none``, or the names of the
+    results that forward saves for backward, joined by ``+``.
+    """
+
+    dtype: DType
+    weight: DType
+    out: DType
+    eps: float | Run = DEFAULT_EPS
+    chosen: tuple[tuple[str, Chosen], ...] = ()
+    save: str = "stats"
+
+
+def chosen_value(graph: str, name: str, option: Option, value: object) -> Chosen:
+    """The value of an option; SpecError if the option does not take it."""
+    found = option.read(value)
+    if found is None:
+        graph = graph.removesuffix("_fwd")
+        raise SpecError(f"graph '{graph}': '{name}' is expected to be {option.values}, got {shown(value)}.")
+    return found
+
+
+class GraphBuilder(Builder):
+    """A Builder with the options, which give inputs their dtypes and results their rounding.
+
+    Operators on its values add equations, ``h * rstd`` that of ``b.mul("h_rstd", h, rstd)``; their results get names
+    when the description has run (``lngen.compiler.ir.names``). A number is taken where a value is.
+    """
+
+    def __init__(self, name: str, options: Options) -> None:
+        super().__init__(f"{name}_fwd")
+        self.options = options
+        self.declared: dict[str, Option] = {}
+        self.statistics: list[Value] = []
+        self.standing: set[str] = set()  # outputs that are saved like statistics
+        self.takes_eps = False
+        self.constants: set[str] = set()  # inputs without a gradient
+        self.positive: set[str] = set()  # inputs that the graph is defined for if they are positive
+        self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
+        self._named: dict[Value, str] = {}  # which were given after their equations
+        self.compute = compute_dtype(options.dtype, options.weight, options.out)
+
+    def input(
+        self,
+        name: str,
+        *axes: Axis,
+        dtype: object = None,
+        grad: object = None,
+        differentiable: bool = True,
+        positive: bool = False,
+    ) -> Value:
+        """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
+
+        dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
+        ``grad``. An input that is not ``differentiable`` has no gradient. For one that is ``positive``, checks, conform
+        and tune draw positive numbers; it changes no kernel. VerifyError for a dtype wider than the compute dtype.
+        """
+        stored = self.options.dtype if M in axes and D in axes else self.options.weight
+        if dtype is not None:
+            stored = self._declared(name, dtype)
+        if grad is not None:
+            self.gradients[name] = self._declared(name, grad)
+        if positive:
+            self.positive.add(name)
+        x32 = self.record("cast", self.param(name, stored, *axes), to=self.compute)
+        if differentiable:
+            return x32
+        self.constants.add(name)
+        return self.record("detach", x32)
+
+    def optional_input(
+        self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
+    ) -> Value | None:
+        """An input that a spec may omit (``gamma=no``) or, if ``default`` is False, add; None if it is absent."""
+        if self.flag(name, default, about or f"whether {name} is an input"):
+            return self.input(name, *axes, dtype=dtype)
+        # The name is reserved, so that graphs with and without the input differ only in its uses.
+        self.reserve(name, "an input")
+        return None
+
+    def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
+        """The value of the spec's key ``name``: a number, or one of the words ``choices``.
+
+        ``about`` is what ``lngen list`` prints. VerifyError for a name that is declared twice or a wrong default,
+        SpecError for a value that the option does not take.
+        """
+        return self._choose(name, Option(default, choices, about))
+
+    def flag(self, name: str, default: bool, about: str = "") -> bool:
+        """The value of the spec's key ``name``, which is yes or no."""
+        return bool(self._choose(name, Option(default, (), about)))
+
+    def _choose(self, name: str, option: Option) -> Chosen:
+        if name in self.declared:
+            raise VerifyError(f"graph @{self.name}: the option '{name}' is declared twice; give one another name.")
+        option.check(self.name, name)
+        self.declared[name] = option
+        return chosen_value(self.name, name, option, dict(self.options.chosen).get(name, option.default))
+
+    def refuse(self, why: str) -> NoReturn:
+        """SpecError: options, or an option and a dtype, that exclude each other."""
+        raise SpecError(f"graph '{self.name.removesuffix('_fwd')}': {why}")
+
+    def emit(self, op: str, name: str, args: tuple[Value | float, ...], **attrs: Attr) -> Value:
+        """A new equation; ``name`` gets a suffix if it is taken. VerifyError for what is no value and no number."""
+        return super().emit(op, name, self._operands(op, args), **attrs)
+
+    def record(self, op: str, *operands: Value | float, **attrs: Attr) -> Value:
+        """A new equation whose result has no name yet; VerifyError for what is no value and no number."""
+        args = self._operands(op, operands)
+        return self.propose(op, describing(op, args), args, **attrs)
+
+    def _operands(self, op: str, operands: Sequence[object]) -> tuple[Value, ...]:
+        """The operands; a number is a constant in the dtype of the first that is a value."""
+        dtype = next((o.type.dtype for o in operands if isinstance(o, Value)), self.compute)
+        return tuple(self._operand(op, o, dtype) for o in operands)
+
+    def _operand(self, op: str, operand: object, dtype: DType) -> Value:
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, int | float) and not isinstance(operand, bool):
+            return self.propose("const", of_number(operand), (), value=float(operand), dtype=dtype)
+        raise VerifyError(
+            f"graph @{self.name}: '{op}' is expected to have values or numbers as operands, got "
+            f"{type(operand).__name__}; make it an input, or a number with float()."
+        )
+
+    def where_gt(self, name: str, a: Value | float, b: Value | float, c: Value | float, d: Value | float) -> Value:
+        """c where a is greater than b, else d, also where a or b is a NaN."""
+        return self.emit("where_gt", name, (a, b, c, d))
+
+    def sum(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis."""
+        return self.record("reduce_sum", x, axis=axis)
+
+    def mean(self, x: Value, axis: Axis = D) -> Value:
+        """The sum over an axis divided by its length."""
+        return self.record("reduce_mean", x, axis=axis)
+
+    def stop_gradient(self, x: Value) -> Value:
+        """``x``, whose gradient is 0 by definition: the scale of a quantiser, a straight-through estimator."""
+        return self.record("stop_gradient", x)
+
+    def named(self, name: str, x: Value) -> Value:
+        """``x``, which gets exactly that name when the description has run.
+
+        VerifyError if the name is taken, or if ``x`` is no result of an equation.
+        """
+        self._value(x, f"'{name}'")
+        if self._is_called(x, name):
+            return x
+        if all(e.out != x for e in self.eqns) and not isinstance(x, ByValue):
+            raise VerifyError(f"graph @{self.name}: '{name}' is expected to be the result of an equation, got '{x}'.")
+        self.reserve(name, "a value")
+        self._named[x] = name
+        return x
+
+    def _is_called(self, x: Value, name: str) -> bool:
+        """True if ``x`` was given that name."""
+        return self._named[x] == name if x in self._named else x.name == name and not isinstance(x, Unnamed)
+
+    def finish(self) -> None:
+        """Merge equal equations, and give all values their names: a name that was given goes before any other.
+
+        The equations of a text, which all have names, stay as they are.
+        """
+        given = {e.out: e.out.name for e in self.eqns if not isinstance(e.out, Unnamed)} | self._named
+        results = (*self.results, *self.statistics)
+        graph = Graph(self.name, tuple(self.params), tuple(self.eqns), results)
+        graph = graph if all(e.out in given for e in self.eqns) else cse(graph, given)
+        rounded = {e.args[0]: given[e.out] for e in reversed(graph.eqns) if e.op == "cast" and e.out in self.results}
+        part_of: dict[Value, str] = {}  # the first value with a name that it is used for
+        for eqn in reversed(graph.eqns):
+            part_of |= dict.fromkeys(eqn.args, given.get(eqn.out) or part_of.get(eqn.out, ""))
+        new: dict[Value, Value] = {p: replace(p, name=self._named.get(p, p.name)) for p in self.params}
+        self.eqns = []
+        for eqn in graph.eqns:
+            args = tuple(new[a] for a in eqn.args)
+            name = given.get(eqn.out) or self._name(eqn, args, part_of.get(eqn.out, ""), rounded.get(eqn.out))
+            new[eqn.out] = Value(name, eqn.out.type)
+            self.eqns.append(replace(eqn, out=new[eqn.out], args=args))
+        self.params, results = [new[p] for p in self.params], tuple(new[r] for r in graph.results)
+        self.results, self.statistics = [*results[: len(self.results)]], [*results[len(self.results) :]]
+
+    def _name(self, eqn: Eqn, args: tuple[Value, ...], part_of: str, rounded: str | None) -> str:
+        """The name of a result that has none: by the result that it is ``rounded`` to, or by what computes it."""
+        of_input = eqn.op == "cast" and args[0] in self.params
+        name = eqn.out.name if eqn.op == "const" else describing(eqn.op, args, part_of)
+        if rounded is not None and not of_input and self.is_free(widened(rounded)):
+            name = widened(rounded)
+        name = fresh(name, self._names)
+        self._names.add(name)
+        return name
+
+    def number(self, name: str, value: float) -> Value:
+        """A constant in the compute dtype."""
+        return self.const(name, value, self.compute)
+
+    def eps(self) -> Value:
+        """The spec's eps."""
+        if self.options.eps == RUN:
+            return self.from_eps("eps", "eps")
+        self.takes_eps = True
+        return self.propose("const", "eps", (), value=self.options.eps, dtype=self.compute)
+
+    def from_eps(self, name: str, rule: str) -> Value:
+        """A number that follows from eps by ``rule``, one of ``lngen.compiler.ir.RULES``, in the compute dtype.
+
+        It is a constant; under ``eps=run`` it is a parameter that a launch passes by value. VerifyError for another
+        rule.
+        """
+        if rule not in RULES:
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' is expected to follow from eps by one of the rules {', '.join(RULES)}, "
+                f"got {rule!r}."
+            )
+        self.takes_eps = True
+        if self.options.eps == RUN:
+            return self.by_value(name, self.compute, rule)
+        return self.number(name, RULES[rule].of(self.options.eps))
+
+    def output(self, name: str, x: Value, dtype: object = None, save: bool = False) -> Value:
+        """A result, rounded to ``dtype`` (None: the spec's out dtype); VerifyError if it cannot have exactly that name.
+
+        A value that has this name and dtype already is the result itself. A backward takes a cotangent for it, called
+        ``d`` and the name, of the same dtype. With ``save`` it also takes the result itself from forward, as it takes
+        statistics, and computes with it in place of ``x`` (see ``passes.save``).
+        """
+        self._value(x, f"the output '{name}'")
+        stored = self.options.out if dtype is None else self._declared(name, dtype)
+        if not self._is_called(x, name) or x.type.dtype is not stored or x in self.results:
+            x = self.cast(self.exactly(name, "an output"), x, to=stored)
+        self.results.append(x)
+        if save:
+            self.standing.add(name)
+        return self.results[-1]
+
+    def optional_output(
+        self, name: str, x: Value, dtype: object = None, save: bool = False, default: bool = True
+    ) -> Value | None:
+        """A result that a spec may omit (``h=no``) or, if ``default`` is False, add; None if it is absent."""
+        if self.flag(name, default, f"whether {name} is an output"):
+            return self.output(name, x, dtype, save)
+        return None
+
+    def _declared(self, name: str, dtype: object) -> DType:
+        """The dtype that an input or output declares, by any name that ``DType.of`` takes."""
+        try:
+            found = DType.of(dtype)
+        except ValueError:
+            known = ", ".join(map(str, DType))
+            raise VerifyError(f"graph @{self.name}: '{name}' expects a dtype of {known}, got {dtype!r}.") from None
+        if compute_dtype(self.compute, found) is not self.compute:
+            raise VerifyError(
+                f"graph @{self.name}: '{name}' is declared as {found}, but the graph computes in {self.compute}; give "
+                f"the spec dtype={found}, or declare it as {self.compute}."
+            )
+        return found
+
+    def statistic(self, x: Value, name: str | None = None) -> Value:
+        """A value that backward may take from forward: a result, called ``name``, unless the spec has ``save=none``."""
+        self._value(x, "a statistic")
+        self.statistics.append(x if name is None else self.named(name, x))
+        return x

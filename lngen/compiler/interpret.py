@@ -1,0 +1,88 @@
+"""The interpreter: the meaning of a graph, in NumPy. Its results are, by definition, correct to the bit.
+
+NaN and infinity go where IEEE 754 sends them: an operation on a NaN gives a NaN, inf - inf, 0 * inf, 0 / 0 and
+the root of a negative number give one, and nothing is flushed or clamped. Which NaN (sign, payload) is not
+defined: all NaNs count as one value wherever bits are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from lngen.compiler.ir import OPS, WIDE, Attr, Axis, D, Eqn, Graph, Ops, Value, indexed_by_elements, segment_of
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, of_elements
+from lngen.errors import ArrayError
+
+
+def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every result of ``graph`` by name, for inputs by name.
+
+    An array has one dimension per axis of its parameter, [M, D], [M], [D] or [], and its exact dtype
+    (bfloat16 is ml_dtypes.bfloat16); otherwise ArrayError.
+    """
+    size = _sizes(graph, inputs)
+    segment = segment_of(graph, size.get(D, 1))
+    env: dict[Value, Array] = {p: _spread(p, inputs[p.name]) for p in graph.params}
+    with np.errstate(all="ignore"):
+        for eqn in graph.eqns:
+            args = zip((env[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
+            along_d = tuple(of_elements(a, size[D], segment) if met else a for a, met in args)
+            env[eqn.out] = value_of(eqn, along_d, size)
+    return {r.name: _gather(r, env[r], size) for r in graph.results}
+
+
+def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
+    size: dict[Axis, int] = {}
+    for p in graph.params:
+        if p.name not in inputs:
+            raise ArrayError(f"graph @{graph.name} expects an input '{p.name}: {p.type}', which is missing.")
+        array = inputs[p.name]
+        if array.dtype != NUMPY_DTYPE[p.type.dtype]:
+            raise ArrayError(f"'{p.name}' is expected to be {NUMPY_DTYPE[p.type.dtype]}, got {array.dtype}.")
+        if array.ndim != len(p.type.axes):
+            raise ArrayError(f"'{p.name}' is expected to have shape {list(map(str, p.type.axes))}, got {array.shape}.")
+        for axis, n in zip(p.type.axes, array.shape, strict=True):
+            if size.setdefault(axis, n) != n:
+                raise ArrayError(f"'{p.name}' has {n} elements along {axis}; another input has {size[axis]}.")
+    for r in graph.results:
+        for axis in r.type.axes:
+            if axis not in size:
+                raise ArrayError(f"graph @{graph.name}: no input says how long {axis} is, which '{r.name}' needs.")
+    return size
+
+
+def _spread(value: Value, array: Array) -> Array:
+    """The array with size 1 along every axis its value lacks."""
+    return array[tuple(slice(None) if a in value.type.axes else None for a in WIDE)]
+
+
+def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
+    """The array without the axes its value lacks."""
+    full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in WIDE])
+    return np.array(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)], order="C")
+
+
+def value_of(eqn: Eqn, args: tuple[Array, ...], size: Mapping[Axis, int]) -> Array:
+    """The value, for operands that have size 1 along the axes they lack."""
+    op = OPS[eqn.op]
+    if op.numpy:
+        return op.numpy(args, eqn, size)
+    assert op.expand, eqn.op
+    evaluator = _Evaluator(dict(zip(eqn.args, args, strict=True)), size)
+    return evaluator.known[op.expand(evaluator, eqn)]
+
+
+class _Evaluator(Ops):
+    """Computes each equation as it is written."""
+
+    def __init__(self, known: dict[Value, Array], size: Mapping[Axis, int]) -> None:
+        self.known, self._sizes = known, size
+
+    def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:
+        """A value of its own, computed."""
+        listed = tuple(sorted(attrs.items()))
+        out = Value(f"{name}_{len(self.known)}", OPS[op].typ(tuple(a.type for a in args), listed))
+        self.known[out] = value_of(Eqn(out, op, args, listed), tuple(self.known[a] for a in args), self._sizes)
+        return out

@@ -1,0 +1,358 @@
+"""The real-number meaning of ops, as exactly as float64 allows, with the error bound of their rounded evaluation.
+
+It shares nothing with the NumPy meaning: no cast rounds, and sums are NumPy's. Each value carries its bound
+(running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): the propagated errors of
+the operands, to all orders, and half a unit in the last place of the value's own dtype. A sum over n terms adds the
+errors of the terms and, for each rounding along the path of a term, a unit roundoff of the sum of their absolute values
+(section 4.2); ``row_depth`` and ``column_depth`` bound the number of these roundings. The error of a selection whose
+operands may be in either order is as large as the selected value. No number is assumed to overflow, no intermediate one
+to be subnormal.
+
+The signs of the errors are assumed independent. So the bound is larger than that of a derivation by hand, which uses
+for example that the sum of a centred row vanishes; the error of a wrong formula exceeds both by far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lngen.compiler.ir.numerics import column_depth, row_depth
+from lngen.compiler.ir.types import F64, Axis, D, DType, Eqn, M, S
+
+Array = NDArray[np.floating[Any]]
+
+PLACES = {M: 0, D: 1, S: 1}  # S is in the place of D: an equation has values along one of them, or combines both
+
+
+@dataclass(frozen=True)
+class Real:
+    """Numbers over the axes [M, D] or [M, S], of length 1 along absent axes.
+
+    ``error``: the error bound of a rounded evaluation.
+    """
+
+    value: Array
+    error: Array
+
+    @property
+    def most(self) -> Array:
+        """The largest absolute value that the rounded number may have."""
+        return np.abs(self.value) + self.error
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The lengths of axes; ``wide``: every value is rounded to float64, as here, not to its own dtype."""
+
+    sizes: Mapping[Axis, int]
+    wide: bool = False
+
+    def held(self, eqn: Eqn) -> DType:
+        """The dtype to which the equation's result is rounded."""
+        return F64 if self.wide else eqn.out.type.dtype
+
+
+Meaning = Callable[[tuple[Real, ...], Eqn, Setting], Real]
+
+# ---- rounding ----
+
+
+def rounded(real: Real, to: DType, times: float | Array = 1.0) -> Real:
+    """A result that is rounded ``times`` times to a dtype."""
+    return Real(real.value, real.error + times * to.roundoff * real.most + to.floor)
+
+
+def exact(meaning: Callable[..., Real]) -> Meaning:
+    """An op of its operands alone whose result is not rounded."""
+    return lambda args, eqn, at: meaning(*args)
+
+
+def once(meaning: Callable[..., Real]) -> Meaning:
+    """An op of its operands alone whose result is rounded once."""
+    return lambda args, eqn, at: rounded(meaning(*args), at.held(eqn))
+
+
+def known(value: Array) -> Real:
+    """Numbers without an error."""
+    return Real(value, np.zeros_like(value))
+
+
+def number(value: float, eqn: Eqn, at: Setting) -> Real:
+    """A number of no axes, rounded to the dtype of its equation."""
+    return rounded(known(np.full((1, 1), value, np.float64)), at.held(eqn))
+
+
+@exact
+def same(a: Real) -> Real:
+    """The operand."""
+    return a
+
+
+def cast(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The operand; a wide setting rounds nothing."""
+    to = eqn.out.type.dtype
+    return args[0] if at.wide or to.roundoff <= eqn.args[0].type.dtype.roundoff else rounded(args[0], to)
+
+
+# ---- arithmetic ----
+
+
+@exact
+def neg(a: Real) -> Real:
+    """-a."""
+    return Real(-a.value, a.error)
+
+
+def _total(a: Real, b: Real) -> Real:
+    """a + b."""
+    return Real(a.value + b.value, a.error + b.error)
+
+
+@once
+def sub(a: Real, b: Real) -> Real:
+    """a - b."""
+    return Real(a.value - b.value, a.error + b.error)
+
+
+def _product(a: Real, b: Real) -> Real:
+    """a * b."""
+    return Real(a.value * b.value, a.error * np.abs(b.value) + b.error * np.abs(a.value) + a.error * b.error)
+
+
+def _quotient(a: Real, b: Real) -> Real:
+    """a / b; its error is infinite where the divisor may be zero within its error."""
+    value, least = a.value / b.value, np.abs(b.value) - b.error
+    unknown = np.where(b.error > 0, np.inf, 0.0)
+    return Real(value, np.where(least > 0, (a.error + np.abs(value) * b.error) / least, unknown))
+
+
+def _root(a: Real) -> Real:
+    """The square root."""
+    value = np.sqrt(a.value)
+    above = np.sqrt(a.value + a.error) - value
+    return Real(value, np.maximum(above, value - np.sqrt(np.maximum(a.value - a.error, 0))))
+
+
+def rsqrt(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """1 / sqrt(a), rounded twice."""
+    to = at.held(eqn)
+    return rounded(_quotient(known(np.ones((1, 1))), rounded(_root(*args), to)), to)
+
+
+@once
+def weighted(a: Real, b: Real) -> Real:
+    """a * b, and 0 where a is 0."""
+    product, dropped = _product(a, b), (a.value == 0) & (a.error == 0)
+    return Real(np.where(dropped, 0.0, product.value), np.where(dropped, 0.0, product.error))
+
+
+add, mul, div, sqrt = once(_total), once(_product), once(_quotient), once(_root)
+fma = once(lambda a, b, c: _total(_product(a, b), c))
+
+
+# ---- functions ----
+
+_erf = np.frompyfunc(math.erf, 1, 1)
+_erfc = np.frompyfunc(math.erfc, 1, 1)
+STEEPEST = 1.13  # the largest slope of gelu (Hendrycks and Gimpel's curve at sqrt(2)), of its approximation and of silu
+GELU = 2 * math.sqrt(2 / math.pi)
+
+
+def erf(x: Array) -> Array:
+    """The error function."""
+    return np.asarray(_erf(x), np.float64)
+
+
+def normal_cdf(x: Array) -> Array:
+    """The cumulative distribution function of the normal distribution, exact in the negative tail as well."""
+    return np.asarray(_erfc(-np.asarray(x) / math.sqrt(2)), np.float64) / 2
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e^-x), without overflow."""
+    power = np.exp(-np.abs(x))
+    return np.asarray(np.where(x < 0, power, 1.0) / (1 + power))
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + e^x), without overflow."""
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
+
+
+def gelu(x: Array) -> Array:
+    """x Phi(x)."""
+    return np.asarray(x * normal_cdf(x))
+
+
+def gelu_argument(x: Array) -> Array:
+    """2 u for gelu_tanh(x) = x (1 + tanh(u)) / 2."""
+    return np.asarray(GELU * (x + 0.044715 * x**3))
+
+
+def gelu_tanh(x: Array) -> Array:
+    """x (1 + tanh(u)) / 2."""
+    return np.asarray(x * sigmoid(gelu_argument(x)))
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x)."""
+    return np.asarray(x * sigmoid(x))
+
+
+def function(f: Callable[[Array], Array], ulps: float | Callable[[Array], Array]) -> Meaning:
+    """What an error of the argument may change, and the function's own bound: a unit is at most two roundoffs."""
+
+    def meaning(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+        x, error = args[0].value, args[0].error
+        value = f(x)
+        if f in (gelu, gelu_tanh, silu):
+            moved = STEEPEST * error
+        else:  # monotone
+            moved = np.fmax(f(x + error) - value, value - f(x - error))
+        units = ulps(x) if callable(ulps) else ulps
+        return rounded(Real(value, np.where(error > 0, moved, 0.0)), at.held(eqn), 2 * units)
+
+    return meaning
+
+
+# ---- choices: exact but where an error moves the choice ----
+
+
+@exact
+def maximum(a: Real, b: Real) -> Real:
+    """The larger one."""
+    return Real(np.maximum(a.value, b.value), np.maximum(a.error, b.error))
+
+
+@exact
+def minimum(a: Real, b: Real) -> Real:
+    """The smaller one."""
+    return Real(np.minimum(a.value, b.value), np.maximum(a.error, b.error))
+
+
+@exact
+def abs_(a: Real) -> Real:
+    """|a|."""
+    return Real(np.abs(a.value), a.error)
+
+
+@exact
+def relu(a: Real) -> Real:
+    """max(a, 0)."""
+    return Real(np.maximum(a.value, 0.0), a.error)
+
+
+def clamp(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The operand between two numbers."""
+    return Real(np.clip(args[0].value, eqn.number_attr("low"), eqn.number_attr("high")), args[0].error)
+
+
+@exact
+def rint(a: Real) -> Real:
+    """The nearest whole number."""
+    value = np.rint(a.value)
+    return Real(value, np.maximum(np.rint(a.value + a.error) - value, value - np.rint(a.value - a.error)))
+
+
+@exact
+def where_gt(a: Real, b: Real, c: Real, d: Real) -> Real:
+    """c where a > b, else d."""
+    first = a.value > b.value
+    other = np.abs(c.value - d.value) + np.maximum(c.error, d.error)
+    chosen = np.where(first, c.error, d.error)
+    return Real(np.where(first, c.value, d.value), np.where(_doubtful(a, b), other, chosen))
+
+
+@exact
+def select_gt(a: Real, b: Real, c: Real) -> Real:
+    """c where a > b, else 0."""
+    return _selected(a.value > b.value, _doubtful(a, b), c)
+
+
+def select_eq(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """c where a equals b, else 0. Numbers that are equal in float64 are the same number, such as a maximum."""
+    a, b, c = args
+    equal = np.asarray(a.value == b.value)
+    return _selected(equal, _doubtful(a, b) & ~(at.wide & equal), c)
+
+
+def _selected(chosen: NDArray[np.bool_], doubtful: NDArray[np.bool_], c: Real) -> Real:
+    value = np.where(chosen, c.value, 0.0)
+    return Real(value, np.where(doubtful, c.most, np.where(value == 0, 0.0, c.error)))
+
+
+def _doubtful(a: Real, b: Real) -> NDArray[np.bool_]:
+    """True where a and b may be in either order."""
+    error = a.error + b.error
+    return np.asarray((np.abs(a.value - b.value) <= error) & (error > 0))
+
+
+# ---- reductions ----
+
+
+def _depth(eqn: Eqn, at: Setting, terms: int) -> int:
+    """The largest number of roundings along the path of a term, in a sum of ``terms``."""
+    if eqn.axis is D:
+        return row_depth(at.sizes[D])
+    if eqn.axis is S:
+        return terms - 1
+    return column_depth(at.sizes[eqn.axis], at.sizes.get(D, 1))
+
+
+def _sum(terms: Real, eqn: Eqn, at: Setting) -> Real:
+    """The sum over the equation's axis, rounded as often as the depth."""
+    place = PLACES[eqn.axis]
+    shape = list(terms.value.shape)
+    shape[place] = at.sizes.get(eqn.axis, shape[place])
+    value, error, most = (
+        np.broadcast_to(n, shape).sum(axis=place, keepdims=True) for n in (terms.value, terms.error, terms.most)
+    )
+    return Real(value, error + (_depth(eqn, at, shape[place]) + 1) * at.held(eqn).roundoff * most)
+
+
+def reduce_sum(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The sum of the operand, or of the products of two."""
+    return _sum(_terms(args), eqn, at)
+
+
+def _terms(args: tuple[Real, ...]) -> Real:
+    return args[0] if len(args) == 1 else _product(*args)
+
+
+def reduce_mean(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The sum over the length."""
+    found, n = _sum(args[0], eqn, at), at.sizes[eqn.axis]
+    return rounded(Real(found.value / n, found.error / n), at.held(eqn))
+
+
+def segment_sum(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The sum of the operand, or of the products of two, over each segment, rounded as often as a row of its length."""
+    segment, d, terms = _segment(eqn, at), at.sizes[D], _terms(args)
+    value, error, most = (
+        np.add.reduceat(np.broadcast_to(n, (n.shape[0], d)), range(0, d, segment), axis=1)
+        for n in (terms.value, terms.error, terms.most)
+    )
+    return Real(value, error + (row_depth(min(segment, d)) + 1) * at.held(eqn).roundoff * most)
+
+
+def segment_size(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The number of elements of each segment."""
+    starts = np.arange(0, at.sizes[D], _segment(eqn, at), dtype=np.float64)
+    return rounded(known(np.minimum(_segment(eqn, at), at.sizes[D] - starts)[None, :]), at.held(eqn))
+
+
+def _segment(eqn: Eqn, at: Setting) -> int:
+    return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else at.sizes[D]
+
+
+def reduce_max(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The largest element; of no rows -inf, exactly."""
+    place = PLACES[eqn.axis]
+    value = args[0].value.max(axis=place, keepdims=True, initial=-np.inf)
+    return Real(value, args[0].error.max(axis=place, keepdims=True, initial=0.0))

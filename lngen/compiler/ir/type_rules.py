@@ -1,0 +1,149 @@
+"""The type rules of the op table: from the operands' types and the attributes to the result's type.
+
+Each raises a ValueError that says what was expected.
+"""
+
+from __future__ import annotations
+
+from lngen.compiler.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, M, S, Type, axes_union
+from lngen.errors import short
+
+
+def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    dtype = args[0].dtype
+    if dtype not in (F32, F64):
+        raise ValueError(f"arithmetic is done in f32 or f64, got {dtype}; cast it first")
+    if any(a.dtype is not dtype for a in args):
+        raise ValueError(f"operands of one dtype expected, got {', '.join(str(a.dtype) for a in args)}")
+    return Type(dtype, axes_union(*(a.axes for a in args)))
+
+
+def fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if args[0].dtype is not F32:
+        raise ValueError(f"fma is defined in f32 only (NumPy has none in f64 to define it by), got {args[0].dtype}")
+    return arithmetic(args, attrs)
+
+
+def function(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if args[0].dtype is not F32:
+        raise ValueError(f"functions are defined in f32 only (their polynomials are for f32), got {args[0].dtype}")
+    return arithmetic(args, attrs)
+
+
+def clamp(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    low, high = (dict(attrs).get(key) for key in ("low", "high"))
+    if not (isinstance(low, int | float) and isinstance(high, int | float) and low <= high):
+        raise ValueError(f"expected {{high=number, low=number}}, low not above high, got high={high}, low={low}")
+    return arithmetic(args, ())
+
+
+# The attributes that define the order of a sum, each a number from 1.
+ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
+SEGMENT_ORDER = ("chunk", "run", "segment")
+
+
+def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    axis = dict(attrs).get("axis")
+    _order(attrs)
+    if not isinstance(axis, Axis):
+        raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
+    if not any(axis in a.axes for a in args):
+        raise ValueError(
+            f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
+        )
+    out = arithmetic(args, ())
+    if axis is M and S in out.axes:
+        raise ValueError(f"a reduction over M expects operands that no segment has, got {', '.join(map(str, args))}")
+    return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+
+
+def _kind(value: object) -> str:
+    """An attribute for a message, in which the text 'D' is not the axis D."""
+    return (
+        str(value) if value is None or isinstance(value, Axis | DType) else short(f"{type(value).__name__} {value!r}")
+    )
+
+
+def _order(attrs: Attrs) -> None:
+    """ValueError for an attribute of an order that is not a number from 1, or does not divide the next longer part."""
+    for key, value in attrs:
+        if key in ORDER and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"'{key}' is expected to be a whole number from 1, got {value}")
+    order = {key: value for key, value in attrs if key in ORDER and isinstance(value, int)}
+    run, chunk, segment = (order.get(key, 1) for key in ("run", "chunk", "segment"))
+    if "run" in order and (chunk % run or segment % chunk):
+        raise ValueError(f"'run' divides 'chunk', and 'chunk' 'segment', got {run}, {chunk}, {segment}")
+
+
+def dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    fma(args, ())
+    if dict(attrs).get("axis") is S:
+        raise ValueError("a sum over S is a reduce_sum; multiply its terms first")
+    return reduction(args, attrs)
+
+
+def segment_sum(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    _order(attrs)
+    out = arithmetic(args, ())
+    if D not in out.axes:
+        raise ValueError(f"a sum of segments expects an operand that has axis D, got {', '.join(map(str, args))}")
+    return Type(out.dtype, tuple(S if a is D else a for a in out.axes))
+
+
+def segment_dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    fma(args, ())
+    return segment_sum(args, attrs)
+
+
+def segment_size(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    _order(attrs)
+    return Type(constant(args, attrs).dtype, (S,))
+
+
+def mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if dict(attrs).get("axis") is S:
+        raise ValueError("segments differ in length, so their mean is not a mean of elements; take their sum")
+    return reduction(args, attrs)
+
+
+def maximum(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if dict(attrs).get("axis") is S:
+        raise ValueError("over S there are sums only; a maximum is taken over D or M")
+    return reduction(args, attrs)
+
+
+def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    to = dict(attrs).get("to")
+    if not isinstance(to, DType):
+        raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
+    return Type(to, args[0].axes)
+
+
+def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    dtype = dict(attrs).get("dtype")
+    if not isinstance(dtype, DType) or dtype not in (F32, F64):
+        raise ValueError(f"a constant is f32 or f64, got {_kind(dtype)}")
+    assert isinstance(dtype, DType)
+    return Type(dtype)
+
+
+def const(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    value = dict(attrs).get("value")
+    if not isinstance(value, int | float):
+        raise ValueError(f"expected {{value=number}}, got {value}")
+    return constant(args, attrs)
+
+
+def size(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    axis = dict(attrs).get("axis")
+    if axis not in WIDE:
+        raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
+    return constant(args, attrs)
+
+
+def expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    axis = dict(attrs).get("axis")
+    if axis not in WIDE or axis in args[0].axes:
+        raise ValueError(f"expected {{axis=...}} to be an axis, M or D, that {args[0]} lacks, got {_kind(axis)}")
+    assert isinstance(axis, Axis)
+    return Type(args[0].dtype, axes_union(args[0].axes, (axis,)))

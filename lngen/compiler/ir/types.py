@@ -1,0 +1,440 @@
+"""The IR's data: an ordered list of typed equations, frozen and compared by value; and its text.
+
+``parse(print_graph(g)) == g``; the grammar is in lngen/docs/graph.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Any, Literal, Protocol
+
+from lngen.errors import VerifyError
+
+
+class DType(StrEnum):
+    """An element type; the value is its spelling in the graph text."""
+
+    F16 = "f16"
+    BF16 = "bf16"
+    F32 = "f32"
+    F64 = "f64"
+
+    @classmethod
+    def of(cls, value: object) -> DType:
+        """By its own name or any library's: f32, "float32", np.float32, np.dtype("float32"), torch.float32.
+
+        ValueError for anything else.
+        """
+        if isinstance(value, cls):
+            return value
+        word = value if isinstance(value, str) else getattr(value, "__name__", None) or getattr(value, "name", value)
+        return cls(str(word).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f"))
+
+    @property
+    def size(self) -> int:
+        """Bytes per element."""
+        return {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[self.value]
+
+    @property
+    def roundoff(self) -> float:
+        """The unit roundoff: half a unit in the last place of 1."""
+        return {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}[self.value]
+
+    @property
+    def floor(self) -> float:
+        """Half of the smallest subnormal number; 0 for f64, whose 2^-1075 is no f64 number."""
+        return {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 0.0}[self.value]
+
+
+F16, BF16, F32, F64 = DType
+
+
+def compute_dtype(*dtypes: DType) -> DType:
+    """The dtype of arithmetic on ``dtypes``: f64 if any is f64, else f32."""
+    return F64 if F64 in dtypes else F32
+
+
+class Axis(Enum):
+    """A named axis: M rows, known at launch; D features, bound per kernel; S segments, runs of features along D."""
+
+    M = "M"
+    D = "D"
+    S = "S"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+M, D, S = Axis
+WIDE = M, D
+
+
+@dataclass(frozen=True)
+class Type:
+    """A dtype over a set of named axes, printed ``bf16[M, D]``; axes are in the order of ``Axis``."""
+
+    dtype: DType
+    axes: tuple[Axis, ...] = ()
+
+    def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
+        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
+        lengths = {M: rows if isinstance(rows, tuple) else (rows,), D: (d,)}
+        return tuple(n for axis in self.axes for n in lengths[axis])
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
+
+
+def axes_union(*axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes named by any operand, in the order of ``Axis``: axes combine by name, nothing is broadcast.
+
+    S combines with D as well: each element along D uses the number of its segment, and the result varies along D.
+    """
+    named = {a for group in axes for a in group}
+    return tuple(a for a in Axis if a in named and not (a is S and D in named))
+
+
+# ---- values, and the operators that describe graphs ----
+
+
+class Recorder(Protocol):
+    """What turns an operator into an equation."""
+
+    def record(self, op: str, *operands: Any, **attrs: float) -> Any:
+        """The result of an op of the table on values, or on numbers where another operand is a value."""
+
+
+_current: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Operators on values become equations of ``recorder``, in this thread."""
+    token = _current.set(recorder)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _record(x: Value, op: str, *operands: object, **attrs: float) -> Value:
+    recorder = _current.get()
+    if recorder is None:
+        raise VerifyError(
+            f"'{x} ...' is expected in a function that describes a graph, where an operator adds the equation '{op}'; "
+            "give the function to lngen.compile, or use the methods of a Builder."
+        )
+    found: Value = recorder.record(op, *operands, **attrs)
+    return found
+
+
+def _unary(op: str) -> Callable[[Value], Value]:
+    def operator(self: Value) -> Value:
+        return _record(self, op, self)
+
+    operator.__name__, operator.__qualname__ = op, f"Value.{op}"  # for help() and the messages of Python
+    return operator
+
+
+def _binary(op: str) -> Callable[[Value, Value | float], Value]:
+    def operator(self: Value, other: Value | float) -> Value:
+        return _record(self, op, self, other)
+
+    operator.__name__, operator.__qualname__ = op, f"Value.{op}"
+    return operator
+
+
+def _reflected(op: str) -> Callable[[Value, float], Value]:
+    return lambda self, other: _record(self, op, other, self)
+
+
+MOST_FACTORS = 64  # of a power
+
+
+@dataclass(frozen=True)
+class Value:
+    """A name with a type. A kernel's variable has the same name, or a similar one where C has a meaning for it.
+
+    While a graph is described, operators and methods add equations: ``x * rstd`` is ``b.mul("x_rstd", x, rstd)``. A
+    number is a constant in the dtype of the other operand. VerifyError outside the description of a graph, or for an
+    operand that is neither a value nor a number.
+    """
+
+    name: str
+    type: Type
+
+    def __str__(self) -> str:
+        return f"%{self.name}"
+
+    __add__, __radd__ = _binary("add"), _reflected("add")
+    __sub__, __rsub__ = _binary("sub"), _reflected("sub")
+    __mul__, __rmul__ = _binary("mul"), _reflected("mul")
+    __truediv__, __rtruediv__ = _binary("div"), _reflected("div")
+    __neg__ = _unary("neg")
+
+    def __pow__(self, exponent: float) -> Value:
+        """The product of that many factors, 1 to ``MOST_FACTORS``, by squaring."""
+        if not isinstance(exponent, int | float) or exponent not in range(1, MOST_FACTORS + 1):
+            return NotImplemented
+        if exponent == 1:
+            return self
+        root: Value = self ** (exponent // 2)
+        return root * root * self if exponent % 2 else root * root
+
+    # The op table gives these methods the docstrings of its rows.
+    sqrt = _unary("sqrt")
+    rsqrt = _unary("rsqrt")
+    abs = __abs__ = _unary("abs")
+    rint = _unary("rint")
+    detach = _unary("detach")
+    relu = _unary("relu")
+    maximum = _binary("maximum")
+    minimum = _binary("minimum")
+    exp = _unary("exp")
+    exp2 = _unary("exp2")
+    log = _unary("log")
+    tanh = _unary("tanh")
+    sigmoid = _unary("sigmoid")
+    softplus = _unary("softplus")
+    erf = _unary("erf")
+    gelu = _unary("gelu")
+    gelu_tanh = _unary("gelu_tanh")
+    silu = _unary("silu")
+
+    def clamp(self, low: float, high: float) -> Value:
+        return _record(self, "clamp", self, low=float(low), high=float(high))
+
+
+# ---- numbers that a launch passes by value ----
+
+Run = Literal["run"]
+RUN: Run = "run"  # the value of the key eps for a graph that gets it from every call
+DEFAULT_EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a number follows from eps: a line of C over the double ``eps``, with ``max`` as its one function.
+
+    ``of`` is the same in Python. The result is rounded once, to the dtype of the parameter.
+    """
+
+    text: str
+    of: Callable[[float], float]
+
+
+RULES = {
+    "eps": Rule("eps", lambda eps: eps),
+    # The square of a divisor that is eps at least: a square of f32 that is 0 would be no divisor.
+    "eps_squared": Rule("max(eps * eps, 0x1p-126)", lambda eps: max(eps * eps, 2.0**-126)),
+}
+
+
+@dataclass(frozen=True)
+class ByValue(Value):
+    """A parameter of no axes that a launch passes by value, not in memory.
+
+    ``rule``: how it follows from the eps of the call, a key of ``RULES``.
+    """
+
+    rule: str
+
+
+# ---- equations and graphs ----
+
+Attr = str | int | float | Axis | DType
+Attrs = tuple[tuple[str, Attr], ...]
+
+
+@dataclass(frozen=True)
+class Eqn:
+    """One equation, ``out = op args {attrs}``; attrs are sorted by key."""
+
+    out: Value
+    op: str
+    args: tuple[Value, ...] = ()
+    attrs: Attrs = ()
+
+    def attr(self, key: str) -> Attr:
+        """The attribute ``key``; KeyError if the equation has none."""
+        return dict(self.attrs)[key]
+
+    def int_attr(self, key: str) -> int:
+        """The attribute ``key``, which must be an integer."""
+        value = self.attr(key)
+        assert isinstance(value, int), (key, value)
+        return value
+
+    def number_attr(self, key: str) -> int | float:
+        """The attribute ``key``, which must be a number."""
+        value = self.attr(key)
+        assert isinstance(value, int | float), (key, value)
+        return value
+
+    @property
+    def axis(self) -> Axis:
+        """The attribute ``axis``, of a size, an expansion or a reduction."""
+        axis = self.attr("axis")
+        assert isinstance(axis, Axis), axis
+        return axis
+
+    @property
+    def value(self) -> int | float:
+        """The attribute ``value``, of a constant."""
+        return self.number_attr("value")
+
+
+@dataclass(frozen=True, repr=False)
+class Graph:
+    """Parameters, equations in order, and results.
+
+    ``attrs``: ``order``, the version of the rule that ordered the sums, once they are ordered; and ``dresidual=%dx``
+    for a result that is the same as another.
+    """
+
+    name: str
+    params: tuple[Value, ...]
+    eqns: tuple[Eqn, ...]
+    results: tuple[Value, ...]
+    attrs: Attrs = ()
+
+    @property
+    def tensors(self) -> tuple[Value, ...]:
+        """The parameters in memory: all but those that are passed by value."""
+        return tuple(p for p in self.params if not isinstance(p, ByValue))
+
+    @property
+    def by_value(self) -> tuple[ByValue, ...]:
+        """The parameters that are passed by value."""
+        return tuple(p for p in self.params if isinstance(p, ByValue))
+
+    def param(self, name: str) -> Value:
+        """The parameter called ``name``."""
+        return next(p for p in self.params if p.name == name)
+
+    def values(self) -> dict[str, Value]:
+        """Every value by name, parameters first."""
+        return {v.name: v for v in (*self.params, *(e.out for e in self.eqns))}
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """The names of results that are not stored, each with the name of the result that is the same."""
+        return {k: v.removeprefix("%") for k, v in self.attrs if isinstance(v, str) and v.startswith("%")}
+
+    def producers(self) -> dict[Value, Eqn]:
+        """The equation that defines each computed value."""
+        return {e.out: e for e in self.eqns}
+
+    def __str__(self) -> str:
+        return print_graph(self)
+
+    def __repr__(self) -> str:
+        """One line; the text has all equations."""
+        return f"<Graph {print_graph(self).splitlines()[0][6:-2]}: {len(self.eqns)} equations>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+
+def preformatted(text: str) -> str:
+    """A text as a notebook shows it: HTML in its own colours."""
+    from html import escape
+
+    return f"<pre>{escape(text)}</pre>"
+
+
+def print_graph(graph: Graph) -> str:
+    """The graph as text, one equation a line, names and types aligned."""
+    params = ", ".join(map(print_param, graph.params))
+    results = ", ".join(str(r.type) for r in graph.results)
+    name_width = max((len(str(e.out)) for e in graph.eqns), default=0)
+    type_width = max((len(str(e.out.type)) for e in graph.eqns), default=0)
+    attrs = f" {_attrs(graph.attrs)}" if graph.attrs else ""
+    lines = [f"graph @{graph.name}{attrs}({params}) -> ({results}) {{"]
+    lines += [f"  {print_eqn(e, name_width, type_width)}" for e in graph.eqns]
+    lines += [f"  return {', '.join(map(str, graph.results))}", "}"]
+    return "\n".join(lines) + "\n"
+
+
+def print_param(param: Value) -> str:
+    """One parameter, ``%x: bf16[M, D]`` or ``%eps: f32[] by value of eps``."""
+    return f"{param}: {param.type}{f' by value of {param.rule}' if isinstance(param, ByValue) else ''}"
+
+
+def print_eqn(eqn: Eqn, name_width: int = 0, type_width: int = 0) -> str:
+    """One equation, ``%y : f32[M, D] = add %a, %b``."""
+    parts = [f"{eqn.out!s:<{name_width}} : {eqn.out.type!s:<{type_width}} = {eqn.op}"]
+    if eqn.args:
+        parts.append(", ".join(map(str, eqn.args)))
+    if eqn.attrs:
+        parts.append(_attrs(eqn.attrs))
+    return " ".join(parts)
+
+
+def _attrs(attrs: Attrs) -> str:
+    return "{" + ", ".join(f"{k}={_attr(v)}" for k, v in attrs) + "}"
+
+
+def _attr(value: Attr) -> str:
+    # repr of a float is the shortest text that parses back to the same bits.
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+# ---- the equations that reduce: over the rows, over the features of a row, or over a segment of them ----
+
+SUMS = ("reduce_sum", "reduce_dot")  # along a whole axis
+SEGMENT_SUMS = ("segment_sum", "segment_dot")  # along each segment of D
+FOLDS = (*SUMS, "reduce_max")  # of a whole axis
+REDUCTIONS = (*FOLDS, *SEGMENT_SUMS)
+OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
+ORDERED = (*SUMS, *OF_SEGMENTS)  # whose attributes are an order
+
+# Versions of the rule that gives sums their order, the default first: lngen/compiler/passes/order_v1.toml.
+ORDERS = ("v1",)
+
+
+def is_sum(eqn: Eqn, axis: Axis) -> bool:
+    """True for a sum over all of ``axis``."""
+    return eqn.op in SUMS and eqn.attr("axis") is axis
+
+
+def is_row_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
+    along_d = eqn.op in SEGMENT_SUMS or (eqn.op in FOLDS and eqn.axis is D)
+    return along_d and M in eqn.out.type.axes
+
+
+def is_column_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over the rows of each column: [M, D] to [D]."""
+    return eqn.op in FOLDS and eqn.axis is M and D in eqn.out.type.axes
+
+
+def is_number_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum of all elements of a vector: [D] or [M] to []."""
+    return eqn.op in FOLDS and not eqn.out.type.axes
+
+
+def independent_rows(graph: Graph) -> bool:
+    """True if no equation joins rows: then some of the rows have the results that they have among all."""
+    return all(dict(eqn.attrs).get("axis") is not M for eqn in graph.eqns)
+
+
+def segment_of(graph: Graph, d: int) -> int:
+    """Elements of a segment along S in rows of ``d``: the row if no equation has segments (``verify``: all agree)."""
+    lengths = (eqn.int_attr("segment") for eqn in graph.eqns if eqn.op in OF_SEGMENTS and "segment" in dict(eqn.attrs))
+    return next(lengths, d)
+
+
+def has_segments(graph: Graph) -> bool:
+    """True if a value of ``graph`` varies along S."""
+    return any(S in eqn.out.type.axes for eqn in graph.eqns)
+
+
+def indexed_by_elements(eqn: Eqn) -> tuple[bool, ...]:
+    """For each operand, whether S is combined with D: the operand varies along S, and the equation works along D."""
+    along_d = any(D in v.type.axes for v in (eqn.out, *eqn.args))
+    return tuple(along_d and S in a.type.axes for a in eqn.args)

@@ -1,0 +1,382 @@
+"""The plan: every decision is made; a template only lays it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lngen.compiler.ir import RULES, WIDE, ByValue, DType, Graph, Value, preformatted
+from lngen.compiler.lower.parts import Argument, Join, Phase, Place, Statement, Sum, Tensor, address
+from lngen.compiler.lower.rows import RowKernel
+from lngen.compiler.lower.vectors import NumberKernel
+from lngen.compiler.problem import Problem, Schedule
+from lngen.compiler.problem.footprint import BULK
+from lngen.compiler.spec import Spec
+
+# ---- kernels ----
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A grid dimension in blocks: ``fixed``, or by rows.
+
+    With rows there are n = ceil(rows / ``per``) blocks or clusters, at most ``limit``, of ``times`` blocks each; the
+    extent is at least ``least`` blocks.
+    """
+
+    fixed: int = 1
+    per: int | None = None
+    limit: int | None = None
+    times: int = 1
+    least: int = 0
+
+    def __call__(self, rows: int) -> int:
+        """Blocks for that many rows."""
+        if self.per is None:
+            return self.fixed
+        needed = -(-rows // self.per)
+        blocks = self.times * (needed if self.limit is None else min(self.limit, needed))
+        return max(self.least, blocks)
+
+    def __str__(self) -> str:
+        if self.per is None:
+            return str(self.fixed)
+        needed = "M" if self.per == 1 else f"ceil(M / {self.per})"
+        blocks = needed if self.limit is None else f"min({self.limit}, {needed})"
+        blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
+        return f"max({self.least}, {blocks})" if self.least else blocks
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end of column sums: the totals of the partial sums, and the results computed from them.
+
+    scalars, uniform     inputs and statements without axes that only the finish needs
+    leading              leading dimension of the rows of partial sums, in numbers
+    partials             rows of partial sums at most
+    rows_per_block       rows that are side by side in a row of partial sums
+    rows_per_term        rows of partial sums that are tree-reduced to one term
+    interleave           interleaved partial sums of a column
+    columns              columns that a block completes at a time
+    columns_per_thread   columns that a thread adds side by side
+    batch                terms of a column sum, or of a column maximum, that a thread loads at a time
+    totals               the shared memory of the rows that the finish uses; its own if empty
+    """
+
+    d: int
+    accumulators: tuple[Sum, ...]
+    statements: tuple[Statement, ...]
+    leading: int
+    partials: int
+    rows_per_block: int
+    rows_per_term: int
+    interleave: int
+    columns: int
+    columns_per_thread: int
+    batch: int
+    scalars: tuple[Tensor, ...] = ()
+    uniform: tuple[Statement, ...] = ()
+    totals: str = ""
+
+    @property
+    def shared(self) -> int:
+        """Numbers of shared memory for the interleaved sums."""
+        return len(self.accumulators) * self.interleave * self.columns
+
+    @property
+    def policy(self) -> str:
+        """C++: the type that says how partial sums are added."""
+        fields = {
+            "D": self.d,
+            "leading": self.leading,
+            "interleave": self.interleave,
+            "columns": self.columns,
+            "columns per thread": self.columns_per_thread,
+            "batch": self.batch,
+            "rows per term": self.rows_per_term,
+        }
+        return f"ColumnFinish<{', '.join(f'/* {name} */ {value}' for name, value in fields.items())}>"
+
+    @property
+    def shared_memory(self) -> str:
+        """C++: the declaration of the shared memory for the interleaved sums."""
+        real = self.accumulators[0].real
+        if self.totals:
+            of_rows = self.totals if self.totals != "ring_" else f"reinterpret_cast<{real}*>(ring_)"
+            return f"{real}* totals_ = {of_rows};"
+        return f"__shared__ __align__(16) {real} totals_[{self.shared}];"
+
+    def totals_of(self, sums: Sequence[Sum]) -> str:
+        """C++: where the interleaved sums of some of the accumulators begin."""
+        offset = sums[0].index * self.interleave * self.columns
+        return f"totals_ + /* {sums[0].real}s */ {offset}" if offset else "totals_"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One ``__global__`` function, its launch rule, and the parts of its text.
+
+    The launch: ``grid`` blocks of ``block`` threads, clusters of ``cluster`` blocks, ``dynamic`` bytes of shared memory
+    besides the static ones; ``cooperative`` if its blocks wait for each other; ``always`` if it also has work without
+    rows. ``blocks_per_sm``: the number of blocks for which the compiler limits registers.
+
+    The text:
+
+    uniform, per_row           statements once per thread, and once per row before the phases
+    wide_inputs, columns       the [M, D] and [D] inputs
+    row_inputs, scalars        the [M] and [] inputs
+    accumulators               the column sums it adds to
+    row                        the policies of a kernel that processes rows
+    finish                     the completion of column sums, if it is part of this kernel
+    numbers                    the reductions of vectors of a kernel without rows
+    statements                 those of a kernel without rows
+    groups, row_step, unroll   of a kernel that only adds columns: row groups of a block, the distance from a row of a
+                               group to its next, and how many of them are loaded at a time
+    leading, evict_last        leading dimension of its partial sums, in numbers, and their store policy
+    strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
+    """
+
+    name: str
+    template: str
+    arguments: tuple[Argument, ...]
+    phases: tuple[Phase, ...]
+    grid: tuple[Extent, Extent]
+    block: int
+    d: int
+    blocks_per_sm: int = 1
+    policies: tuple[str, ...] = ()
+    uniform: tuple[Statement, ...] = ()
+    per_row: tuple[Statement, ...] = ()
+    wide_inputs: tuple[Tensor, ...] = ()
+    columns: tuple[Tensor, ...] = ()
+    row_inputs: tuple[Tensor, ...] = ()
+    scalars: tuple[Tensor, ...] = ()
+    accumulators: tuple[Sum, ...] = ()
+    statements: tuple[Statement, ...] = ()
+    dynamic: int = 0
+    cluster: int = 1
+    cooperative: bool = False
+    always: bool = False
+    row: RowKernel | None = None
+    finish: Finish | None = None
+    numbers: NumberKernel | None = None
+    groups: int = 1
+    row_step: int = 0
+    unroll: int = 0
+    leading: int = 0
+    evict_last: str = ""
+    strides: int = 1
+
+    @property
+    def role(self) -> str:
+        """The end of its name: rows, columns, finish, elementwise, numbers."""
+        return self.name.rpartition("__")[2]
+
+    def address(self, tensor: Tensor | Place, row: str) -> str:
+        """C++: the address of a row of an [M, D] tensor in global memory."""
+        return address(tensor.name, row, self.strides)
+
+    @property
+    def stores_rows(self) -> bool:
+        """True if it has an [M, D] result."""
+        return any(phase.outputs for phase in self.phases)
+
+    def launch_rule(self) -> str:
+        """Grid, block and further properties as text; M is the number of rows, as in the graph."""
+        x, y = self.grid
+        grid = str(x) if str(y) == "1" else f"{x} x {y}"
+        clusters = f", clusters of {self.cluster}" if self.cluster > 1 else ""
+        dynamic = f", at least {self.dynamic} bytes of dynamic shared memory" if self.dynamic else ""
+        cooperative = ", cooperative" if self.cooperative else ""
+        when = "" if self.always else "; no launch for M = 0"
+        return f"grid {grid}, block {self.block}{clusters}{dynamic}{cooperative}{when}"
+
+
+# ---- plans ----
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A part of the workspace: ``fixed`` elements, or ``per_row`` for each row.
+
+    ``zeroed``: it holds counters of 32 or 64 bits, all zero before the first launch that uses it; every launch
+    leaves them ready for the next.
+    """
+
+    name: str
+    dtype: DType
+    fixed: int = 0
+    per_row: int = 0
+    zeroed: bool = False
+
+    @property
+    def element(self) -> str:
+        """The type of an element: a dtype, or u32 and u64."""
+        return f"u{8 * self.dtype.size}" if self.zeroed else str(self.dtype)
+
+    def __str__(self) -> str:
+        size = str(self.fixed) if not self.per_row else "M" if self.per_row == 1 else f"{self.per_row} * M"
+        return f"{self.name}: {self.element}[{size}]{', zero before the first call' if self.zeroed else ''}"
+
+    def bytes(self, rows: int) -> int:
+        """The size, rounded up so that the next buffer is aligned to 256 bytes."""
+        return -(-(self.fixed + self.per_row * rows) * self.dtype.size // 256) * 256
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """Spec and schedule with all decisions: the kernels of one call, in launch order, and their workspace."""
+
+    spec: Spec
+    schedule: Schedule
+    graph: Graph
+    problem: Problem
+    kernels: tuple[Kernel, ...]
+    workspace: tuple[Buffer, ...] = field(default=())
+    accumulator: DType = DType.F32  # the dtype in which sums are added
+
+    @property
+    def name(self) -> str:
+        """The name of the spec and the schedule, as that of a file."""
+        return f"{self.spec.file_slug}__{self.schedule.slug}"
+
+    @property
+    def stem(self) -> str:
+        """The same as a C identifier: the namespace, and the stem of the entry names."""
+        return f"{self.spec.slug}__{self.schedule.slug}"
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """The tensors that a caller passes."""
+        return self.graph.tensors
+
+    @property
+    def by_value(self) -> tuple[ByValue, ...]:
+        """The numbers that a caller passes by value."""
+        return self.graph.by_value
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """The tensors that a caller gets."""
+        return self.graph.results
+
+    def workspace_bytes(self, rows: int) -> int:
+        """Bytes of workspace that a call with that many rows needs."""
+        return sum(b.bytes(rows) for b in self.workspace)
+
+    def workspace_offsets(self, rows: int) -> dict[str, int]:
+        """The offset of each buffer in the workspace, in bytes."""
+        offsets, start = {}, 0
+        for buffer in self.workspace:
+            offsets[buffer.name] = start
+            start += buffer.bytes(rows)
+        return offsets
+
+    def alignment(self, value: Value) -> int:
+        """The required alignment of a tensor's base pointer, in bytes."""
+        bulk = self.schedule.form in ("tma", "tma_unaligned") and (value in self.inputs or self.schedule.tma_store)
+        if bulk and value.type.axes == WIDE:
+            return BULK
+        together = self.schedule.vec if value.type.axes else 1
+        return min(together * value.type.dtype.size, BULK)
+
+    @property
+    def in_place(self) -> bool:
+        """True if an [M, D] result may overwrite an [M, D] input exactly: none is read after one is stored."""
+        if self.schedule.form != "multipass":
+            return True  # each number of a row is read once, before any of that row is stored
+        loops = [(phase.outputs, loop) for kernel in self.kernels for phase in kernel.phases for loop in phase.loops]
+        first = next((n for n, (outputs, _) in enumerate(loops) if outputs), len(loops))
+        wide = {v.name for v in self.inputs if v.type.axes == WIDE}
+        return not any(wide & set(loop.inputs) for _, loop in loops[first + 1 :])
+
+    @property
+    def contiguous(self) -> bool:
+        """True if the rows of its [M, D] tensors have to be contiguous, without gaps between rows."""
+        return self.schedule.form == "tma_unaligned"
+
+    def __str__(self) -> str:
+        lines = [
+            f"plan {self.name}",
+            f"  spec      {self.spec}",
+            f"  schedule  {self.schedule}",
+            *(f"  input     {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.inputs),
+            *(f"  by value  {v}: {v.type} = {RULES[v.rule].text}" for v in self.by_value),
+            *(f"  output    {v}: {v.type}, aligned to {self.alignment(v)} bytes" for v in self.outputs),
+        ]
+        lines += [f"  workspace {b}" for b in self.workspace]
+        for kernel in self.kernels:
+            lines += ["", *kernel_lines(kernel)]
+        return "\n".join(lines) + "\n"
+
+    def __repr__(self) -> str:
+        """One line; the text has all kernels."""
+        return f"<Plan {self.spec}, {self.schedule}: {', '.join(k.role for k in self.kernels)}>"
+
+    def _repr_html_(self) -> str:
+        return preformatted(str(self))
+
+
+# ---- a kernel as text, which a person reads before the CUDA ----
+
+
+def kernel_lines(kernel: Kernel) -> list[str]:
+    """The launch rule of a kernel, its policies and its phases, line by line."""
+    lines = [
+        f"kernel {kernel.name}",
+        f"  template  {kernel.template}",
+        f"  launch    {kernel.launch_rule()}",
+        f"  arguments {', '.join(a.name for a in kernel.arguments)}",
+        *(f"  policy    {policy.removeprefix('using ').removesuffix(';')}" for policy in kernel.policies),
+    ]
+    if kernel.row and kernel.row.places:
+        lines.append(f"  stage     {', '.join(map(str, kernel.row.places))}")
+    if kernel.row and kernel.row.results:
+        lines.append(f"  leaving   {', '.join(map(str, kernel.row.results))}")
+    if kernel.row and kernel.row.cached:
+        lines.append(f"  cached    {', '.join(t.name for t in kernel.columns)}")
+    if kernel.dynamic:
+        lines.append(f"  shared    {kernel.dynamic} bytes of stages")
+    if kernel.uniform:
+        lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
+    for phase in kernel.phases:
+        lines += _phase(phase)
+    for phase_of_numbers in kernel.numbers.phases if kernel.numbers else ():
+        names = (name for reduce in phase_of_numbers.reduces for name in reduce.names)
+        lines.append(f"  reduce    {' '.join(names)}")
+        lines += [f"  then      {_defined(s)}" for s in phase_of_numbers.after]
+    statements = (*kernel.statements, *(kernel.finish.statements if kernel.finish else ()))
+    if statements:
+        lines.append("  columns   " + " ".join(_defined(s) for s in statements if _defines(s)))
+    return lines
+
+
+def _phase(phase: Phase) -> list[str]:
+    parts = {
+        "load": dict.fromkeys(name for loop in phase.loops for name in loop.inputs),
+        "compute": dict.fromkeys(
+            _defined(s) for loop in phase.loops for s in (*loop.vector, *loop.element) if s.note and _defines(s)
+        ),
+        "sum": [s.name for r in phase.reduces if r.op == "Add" for s in r.sums],
+        "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
+        "exchange": phase.exchanged,
+        "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
+        "accumulate": [a.name for a in phase.accumulators if a.op == "Add"],
+        "column max": [a.name for a in phase.accumulators if a.op == "Max"],
+        "store": [o.name for o in (*phase.outputs, *phase.row_outputs)],
+    }
+    lines = [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]
+    return [f"  phase {phase.number}", *lines]
+
+
+def _statements(after: Statement | Join) -> tuple[Statement, ...]:
+    return (*after.statements, after.result) if isinstance(after, Join) else (after,)
+
+
+def _defines(statement: Statement) -> bool:
+    return statement.text.startswith("const ")
+
+
+def _defined(statement: Statement) -> str:
+    """The name that a statement defines."""
+    return statement.text.split(" = ")[0].split()[-1]

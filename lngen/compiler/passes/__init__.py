@@ -1,0 +1,115 @@
+"""Passes: functions from Graph to Graph. ``backward`` and ``finish`` run them in order and verify each result."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, verify
+from lngen.compiler.passes.decompose import decompose, place_fma
+from lngen.compiler.passes.edit import cse, dce, downstream, extract, share_constants, upstream
+from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
+from lngen.compiler.passes.instance import positive_inputs
+from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
+from lngen.compiler.passes.simplify import IDENTITIES, Contribution, Log, Step, simplify
+from lngen.compiler.passes.validate import defined, validate
+from lngen.compiler.passes.variance import compensate, place_spread
+from lngen.compiler.passes.vjp import NONE, constants, vjp
+
+__all__ = [
+    "IDENTITIES",
+    "ColumnOrder",
+    "Contribution",
+    "Log",
+    "RowOrder",
+    "Step",
+    "Trace",
+    "accumulate",
+    "accumulated",
+    "backward",
+    "compensate",
+    "cse",
+    "dce",
+    "decompose",
+    "defined",
+    "downstream",
+    "extract",
+    "finish",
+    "order_sums",
+    "orders",
+    "place_fma",
+    "place_spread",
+    "positive_inputs",
+    "rebuilt",
+    "rule_of",
+    "save",
+    "share_constants",
+    "share_results",
+    "sharers",
+    "simplify",
+    "upstream",
+    "validate",
+    "vjp",
+]
+
+
+class Trace(dict[str, Graph]):
+    """The graph after every pass, by the pass' name, and the log of how a backward was derived.
+
+    ``raw``: the derivative as it is defined, with which the passes are compared.
+    """
+
+    raw: Graph
+
+    def __init__(self, **graphs: Graph) -> None:
+        super().__init__(graphs)
+        self.log = Log()
+
+
+def backward(
+    graph: Graph,
+    wrt: tuple[str, ...],
+    saved: tuple[str, ...],
+    of: tuple[str, ...] | None = None,
+    trace: Trace | None = None,
+    stored: Mapping[str, DType] = NONE,
+    demanded: Collection[str] = (),
+    eps: float = DEFAULT_EPS,
+    positive: Collection[str] = (),
+) -> Graph:
+    """The backward graph of a forward graph: gradients of ``wrt``, given cotangents of ``of`` and the ``saved`` values.
+
+    ``of`` are results of forward; by default those that it does not save for backward. ``stored`` are the dtypes of
+    gradients that differ from those of their inputs. ``demanded`` as in ``save``, ``eps`` and ``positive`` as in
+    ``constants``. DerivativeError as of ``vjp`` and ``constants``.
+    """
+    trace = Trace() if trace is None else trace
+    of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
+    # A number per row that forward saves is an output only if it has a cotangent.
+    outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
+    log = trace.log
+    constant, kept = constants(graph, wrt, of, log, eps, positive), replace(graph, results=outputs)
+    trace["vjp"] = derived = vjp(kept, wrt, of, stored, constant, log)
+    plain = not constant and all(e.op != "detach" for e in graph.eqns)
+    trace.raw = derived if plain else defined(kept, wrt, of)
+    seeds = (p.name for p in derived.params if p not in graph.params)
+    trace["simplify"] = derived = verify(simplify(derived, *seeds, log=log), "simplify")
+    trace["save"] = derived = verify(save(derived, graph, saved, demanded, log), "save")
+    return derived
+
+
+def finish(
+    graph: Graph, d: int, trace: Trace | None = None, blocks: int | None = None, order: str = ORDERS[0]
+) -> Graph:
+    """From a graph over any D to a graph that fixes every bit for rows of length ``d``.
+
+    ``blocks`` and ``order`` as in ``order_sums``.
+    """
+    trace = Trace() if trace is None else trace
+    trace["cse"] = graph = verify(cse(graph), "cse")
+    trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
+    trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
+    trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
+    trace["compensate"] = graph = verify(share_constants(compensate(graph, d)), "compensate")
+    trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
+    return graph

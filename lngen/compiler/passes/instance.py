@@ -1,0 +1,80 @@
+"""Random numbers for the inputs of a graph, at which it is evaluated.
+
+Nothing is zero, one or symmetric, which could hide a wrong formula. Inputs that have to be positive are, so that every
+result is a number. They are found backwards from the operands of ``sqrt``, ``rsqrt`` and ``log``, by sufficient rules:
+a sum, a product or a quotient of positive numbers is positive. A difference is of either sign, so nothing is found
+beyond it; a graph declares such inputs: ``b.input(name, M, D, positive=True)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from lngen.compiler.ir import Eqn, Graph, Value, values_of
+from lngen.compiler.ir.numerics import Array
+from lngen.compiler.ir.real import Real
+
+ROOTS = {"sqrt", "rsqrt", "log"}
+ALWAYS = {"exp", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size", "segment_size"}  # positive, or zero
+SQUARES = {"mul", "reduce_dot", "segment_dot", "fma"}  # if their first two operands are the same
+IF_ALL_ARE = {  # positive if every operand is
+    "cast", "expand", "detach", "stop_gradient", "add", "mul", "fma", "div", "sqrt", "rsqrt", "minimum", "relu", "tanh",
+    "erf", "gelu", "gelu_tanh", "silu", "reduce_sum", "reduce_dot", "reduce_mean", "reduce_max", "segment_sum",
+    "segment_dot",
+}  # fmt: skip
+ROWS, FEATURES = 5, 7  # of an instance: few enough to take milliseconds, and no two lengths are alike
+
+
+def normal(
+    rng: np.random.Generator, shape: tuple[int, ...], mean: float, std: float = 1.0, *, positive: bool = False
+) -> Array:
+    """Normal numbers in float64; if ``positive``, their absolute values and a quarter of ``std``."""
+    drawn = rng.normal(mean, std, shape)
+    return np.abs(drawn) + std / 4 if positive else drawn
+
+
+def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: int = 0) -> dict[str, Array]:
+    """Numbers in float64 for the inputs of a forward graph, by name; ``positive`` are the inputs declared to be so."""
+    rng, above = np.random.default_rng([seed, ROWS, FEATURES]), positive_inputs(forward, positive)
+    drawn = {p.name: normal(rng, p.type.shape(ROWS, FEATURES), 0.5, positive=p.name in above) for p in forward.tensors}
+    return drawn | values_of(forward, eps)
+
+
+def cotangents(results: dict[str, Real], seed: int = 0) -> dict[str, Array]:
+    """Numbers for the cotangents of results, by their names."""
+    rng = np.random.default_rng([seed + 1, ROWS, FEATURES])
+    return {f"d{name}": rng.normal(0.3, 1.0, r.value.shape) for name, r in results.items()}
+
+
+def positive_inputs(forward: Graph, declared: Collection[str] = ()) -> tuple[str, ...]:
+    """Names of the forward's inputs that have to be positive, found or ``declared``, in their order."""
+    found = {*declared}
+    # What is passed by value follows from an eps above zero.
+    needed: dict[Value, set[str] | None] = {p: {p.name} for p in forward.tensors}
+    needed |= {p: set() for p in forward.by_value}
+    for eqn in forward.eqns:
+        of_args = [needed[a] for a in eqn.args]
+        if eqn.op in ROOTS:
+            found |= of_args[0] or set()
+        needed[eqn.out] = _needed(eqn, of_args)
+    return tuple(p.name for p in forward.params if p.name in found)
+
+
+def _needed(eqn: Eqn, of_args: list[set[str] | None]) -> set[str] | None:
+    """Names of inputs that make a value positive if they are, from those of its operands; None if no rule says so."""
+    if eqn.op in ALWAYS:
+        return set()
+    if eqn.op == "const":
+        return set() if eqn.value > 0 else None
+    if eqn.op == "clamp" and eqn.number_attr("low") > 0:
+        return set()
+    if eqn.op == "maximum":
+        return min((names for names in of_args if names is not None), key=len, default=None)
+    if eqn.op in SQUARES and eqn.args[0] == eqn.args[1]:
+        of_args = of_args[2:]
+    elif eqn.op not in IF_ALL_ARE:
+        return None
+    known = [names for names in of_args if names is not None]
+    return set().union(*known) if len(known) == len(of_args) else None

@@ -1,0 +1,429 @@
+"""Turn the raw cotangents of the derivation into the stable closed form that one derives by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from lngen.compiler.ir import Attr, Axis, Builder, D, Eqn, Graph, M, Value
+from lngen.compiler.ir.names import LONGEST_OF_COTANGENTS, describing, of_number, plain, widened
+from lngen.compiler.passes.edit import cse, downstream, eqn_key, upstream
+from lngen.compiler.passes.polynomial import (
+    ONE,
+    Atom,
+    AxisSum,
+    ForwardProducts,
+    Order,
+    Poly,
+    Product,
+    Size,
+    Term,
+    atom,
+    axes_of,
+    collect,
+    common,
+    content,
+    fits,
+    times,
+)
+
+Terms = tuple[Term, ...]  # a sum; like terms are not added
+
+IDENTITIES: Mapping[str, str] = {
+    "repeated": "a repeated operand has the sum of the cotangents of its copies",
+    "maximum": "the results do not depend on this maximum, so equations add nothing to its cotangent",
+    "distributive": "a product of sums is the sum of the products of their terms",
+    "like": "like terms are one term, with the sum of their coefficients",
+    "linear": "the sum of several terms is the sum of the sums of each, since addition commutes",
+    "waits": "a term with a factor that is a sum over the same axis has a sum of its own, which waits for none",
+    "centred": "the elements of a row less their mean add up to zero, as the mean is defined",
+    "leaves": "a factor that is constant along an axis leaves the sum over it; the sum of 1 is the length",
+    "names": "a product or a reciprocal that forward has is that value, which is used again",
+    "mean": "a sum over an axis, divided by its length, is the mean",
+    "factor": "a common factor of all terms is multiplied once, by their sum",
+    "saved": "forward stores this value, so it is read and not computed again",
+    "undone": "forward stores a result of this value, by an equation that can be solved for it",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One identity where it acted, on the cotangent or the forward value ``at``.
+
+    ``before`` and ``after`` are products of sums, equal in real numbers; empty where no polynomial changed.
+    """
+
+    identity: str
+    at: Value
+    before: tuple[Terms, ...] = ()
+    after: tuple[Terms, ...] = ()
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What an equation adds to the cotangent of an operand; ``given`` is the cotangent of its result."""
+
+    eqn: Eqn
+    given: Value
+    operand: Value
+    added: Value
+
+
+@dataclass
+class Log:
+    """How a backward was derived: by ``vjp``, then ``simplify``, then ``save``.
+
+    ``cotangents``: of the forward's values, in the graph after ``vjp``. ``polys``: what ``simplify`` read values as.
+    """
+
+    contributions: list[Contribution] = field(default_factory=list)
+    cotangents: dict[Value, Value] = field(default_factory=dict)
+    polys: dict[Value, Poly] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+
+# The most factors of a polynomial. A larger one is written out and goes on as one value. So the output grows with the
+# number of equations, not with the number of paths through them.
+FACTORS = 64
+
+
+def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
+    """Write every value that depends on ``seeds`` as a sum of products, shorten it, and write it out again.
+
+    ``seeds`` are cotangents: the values that depend on them are linear in all of them together.
+    Forward values do not change; the rules for the others are:
+
+    - reductions are linear, and a factor constant along the reduced axis moves out;
+    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own, so
+      that no sum waits for another;
+    - the sum of a centred row (x - mean of x) is zero;
+    - like terms are added, common factors taken out, and also a number per row that most terms share;
+    - a product that the forward pass names (xhat = xc * rstd, or 1 / sum) is used by that name. Under a sum this keeps
+      the terms near one in size: rstd * sum(dy * xc) becomes sum(dy * xhat);
+    - a sum over the length of its axis is a mean.
+
+    before (LayerNorm, 20 equations, three row sums one after the other)
+    after:  dx = rstd * (dy_gamma - mean(dy_gamma) - xhat * mean(dy_gamma * xhat))
+    """
+    return cse(_Simplifier(graph, seeds, Log() if log is None else log).run())
+
+
+class _Simplifier:
+    """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
+
+    at: Value  # the cotangent that is read or written, for the log
+    part_of: str  # and its name, for the parts of it
+
+    def __init__(self, graph: Graph, seeds: tuple[str, ...], log: Log) -> None:
+        self.graph, self.log = graph, log
+        self.linear = downstream(graph.eqns, map(graph.param, seeds))
+        forward = tuple(e for e in graph.eqns if e.out not in self.linear)
+        self.producer = graph.producers()
+        self.order = Order(self.linear, graph.values().values())
+        self.products = ForwardProducts(forward)
+        self.b = Builder(graph.name, params=graph.params, eqns=forward, taken=[r.name for r in graph.results])
+        self.polys: dict[Value, Poly] = {}
+        self.written: dict[Atom, Value] = {}
+        self.known = {eqn_key(e, e.args): e.out for e in reversed(forward)}
+
+    def run(self) -> Graph:
+        """The simplified graph: each result's argument rewritten, the result's own equation kept."""
+        live = upstream(self.graph.eqns, self.graph.results)
+        for eqn in self.graph.eqns:
+            if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
+                self.at, self.part_of = eqn.out, plain(eqn.out.name)
+                self.log.polys[eqn.out] = poly = self._read(eqn)
+                self.polys[eqn.out] = self._bounded(poly, eqn.out)
+        for result in self.graph.results:
+            if result not in self.linear:  # zeros
+                continue
+            eqn = self.producer[result]  # every gradient ends in the cast to its input's dtype
+            self.at, self.part_of = eqn.args[0], result.name
+            source = self._write(self.poly(eqn.args[0]), widened(result.name), eqn.args[0])
+            self.b.eqns.append(Eqn(result, "cast", (source,), eqn.attrs))
+        return self.b.build(*self.graph.results, stage="simplify")
+
+    def _acts(self, identity: str, before: Iterable[Iterable[Term]], after: Iterable[Iterable[Term]]) -> None:
+        """Log an identity; both sides are products of sums."""
+        self.log.steps.append(Step(identity, self.at, tuple(map(tuple, before)), tuple(map(tuple, after))))
+
+    # ---- reading ----
+
+    def poly(self, v: Value) -> Poly:
+        """The polynomial of a value."""
+        if v in self.polys:
+            return self.polys[v]
+        product, coefficient = self.products.monomial(v)
+        return {product: coefficient} if coefficient else {}
+
+    def _bounded(self, poly: Poly, v: Value) -> Poly:
+        """The polynomial of ``v``, or ``v`` as an atom if the polynomial is too large."""
+        if fits(poly, FACTORS):
+            return poly
+        value = self._write(poly, v.name, v)
+        self.log.polys[value] = poly
+        self.order.add(value)
+        return {atom(value): Fraction(1)}
+
+    def _read(self, eqn: Eqn) -> Poly:
+        args = [self.poly(a) for a in eqn.args]
+        match eqn.op:
+            case "add":
+                return self._added([*args[0].items(), *args[1].items()])
+            case "sub":
+                return self._added([*args[0].items(), *((p, -c) for p, c in args[1].items())])
+            case "neg":
+                return {p: -c for p, c in args[0].items()}
+            case "mul":
+                return self._multiplied(args[0], args[1])
+            case "div" if len(args[1]) == 1:  # a literal 0 has no term, and is left to IEEE
+                ((product, coefficient),) = args[1].items()
+                return times(args[0], {product.inverse(): 1 / coefficient})
+            case "reduce_sum" | "reduce_dot" | "reduce_mean":
+                terms = self._multiplied(*args) if eqn.op == "reduce_dot" else args[0]
+                scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
+                return times(self._sum(terms, eqn.axis), {scale: Fraction(1)})
+        return {atom(self._opaque(eqn)): Fraction(1)}
+
+    def _added(self, terms: list[Term]) -> Poly:
+        poly, often = collect(terms), Counter(p for p, _ in terms)
+        alike = [(p, c) for p, c in terms if often[p] > 1]
+        if alike:
+            self._acts("like", [alike], [[(p, poly[p]) for p in dict(alike) if p in poly]])
+        return poly
+
+    def _multiplied(self, a: Poly, b: Poly) -> Poly:
+        poly = times(a, b)
+        if a and b and len(a) + len(b) > 2:
+            self._acts("distributive", [a.items(), b.items()], [poly.items()])
+        return poly
+
+    def _sum(self, terms: Poly, axis: Axis) -> Poly:
+        """The sum over an axis: one sum of all terms. Constant terms are multiplied, and centred ones are zero.
+
+        A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
+        But a term with a factor that is a sum over the same axis is summed by itself, without the factor. Then no sum
+        waits for another, and the gradient's sums over D are one phase of a kernel.
+        """
+        constant: Poly = {}
+        centred: Poly = {}
+        together: dict[Product, Poly] = {}
+        for product, c in terms.items():
+            inside, outside = product.split(lambda a: axis in axes_of(a))
+            if inside == ONE:
+                constant[product] = c
+            elif self._centred(inside, axis):
+                centred[product] = c
+            else:
+                waits = any(isinstance(a, AxisSum) and a.axis is axis for a, _ in outside.powers)
+                together.setdefault(outside if waits else ONE, {})[product] = c
+        parts = [_total(part, axis) for part in (constant, centred, *together.values()) if part]
+        if len(parts) > 1:
+            self._acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis)]], [parts])
+        if centred:
+            self._acts("centred", [[_total(centred, axis)]], [[]])
+        found = [(product * atom(Size(axis)), c) for product, c in constant.items()]
+        if constant:
+            self._acts("leaves", [[_total(constant, axis)]], [found])
+        return collect([*found, *(self._one_sum(group, axis) for group in together.values())])
+
+    def _one_sum(self, terms: Poly, axis: Axis) -> Term:
+        """The sum of the terms over an axis, times the factors that are constant along it in all of them."""
+        outsides = [p.split(lambda a: axis not in axes_of(a))[0] for p in terms]
+        outside = outsides[0] if len(terms) == 1 else common(outsides)
+        first = terms[min(terms, key=self.order.key)]
+        scale = content(terms.values()) * (-1 if first < 0 else 1)
+        inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
+        found = outside * atom(AxisSum(axis, inside)), scale
+        if found != _total(terms, axis):
+            self._acts("leaves", [[_total(terms, axis)]], [[found]])
+        return found
+
+    def _centred(self, product: Product, axis: Axis) -> bool:
+        """True for x - mean(x) over ``axis``, whose sum is zero."""
+        ((a, n), *rest) = product.powers
+        eqn = self.producer.get(a) if isinstance(a, Value) and a not in self.linear else None
+        if rest or n != 1 or eqn is None or eqn.op != "sub":
+            return False
+        mean = self.producer.get(eqn.args[1])
+        return mean is not None and (mean.op, mean.args) == ("reduce_mean", eqn.args[:1]) and mean.axis is axis
+
+    def _opaque(self, eqn: Eqn) -> Value:
+        """An equation outside the normal form: its arguments are written, the equation is kept."""
+        args = tuple(self._write(self.polys[a], a.name, a) if a in self.polys else a for a in eqn.args)
+        if self.b.is_free(eqn.out.name):
+            self.b.reserve(eqn.out.name, "a cotangent")
+            self.b.eqns.append(Eqn(eqn.out, eqn.op, args, eqn.attrs))
+            return eqn.out
+        value = self.b.emit(eqn.op, eqn.out.name, args, **dict(eqn.attrs))
+        self.order.add(value)
+        return value
+
+    # ---- writing ----
+
+    def _write(self, poly: Poly, name: str, like: Value) -> Value:
+        """Equations for a polynomial, over the axes of ``like``; its value is called ``name`` if it needs any."""
+        value = self._write_poly(poly, name, like)
+        for axis in like.type.axes:  # terms that varied along an axis may have cancelled
+            if axis not in value.type.axes:
+                name = f"{plain(value.name)}_{axis.value.lower()}"
+                value = self._emit("expand", name, value, axis=axis)
+        return value
+
+    def _write_poly(self, poly: Poly, name: str, like: Value) -> Value:
+        terms = self._grouped(self._added(self._use_names(poly.items())), name, like)
+        if not terms:
+            return self._number(0.0, like)
+        several = len(terms) > 1
+        factor, scale = (common(terms), content(terms.values())) if several else (ONE, Fraction(1))
+        rest = [(p * factor.inverse(), c / scale) for p, c in terms.items()]
+        if (factor, scale) != (ONE, Fraction(1)):
+            self._acts("factor", [terms.items()], [[(factor, scale)], rest])
+        rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self.order.key(t[0])))
+        factors = self._in_turn(factor, scale)
+        value = self._write_sum(rest, _part(name) if factors else name, like)
+        for left, (product, c) in zip(range(len(factors) - 1, -1, -1), factors, strict=True):
+            value = self._emit("mul", _part(name) if left else name, self._write_term(product, c, like), value)
+        return value
+
+    def _grouped(self, terms: Poly, name: str, like: Value) -> Poly:
+        """The terms; those that share a number per row become one term, if other terms lack that number.
+
+        rstd * a - rstd * b + dh is rstd * (a - b) + dh: the terms of a norm's gradient cancel before dh is added.
+        """
+        shared = Counter(a for p in terms for a, n in p.powers if n > 0 and axes_of(a) == (M,) and self._is_forward(a))
+        several = {a: n for a, n in shared.items() if 1 < n < len(terms)}
+        if not several:
+            return terms
+        most = min(several, key=lambda a: (-several[a], self.order.key(atom(a))))
+        group = {p: c for p, c in terms.items() if p.get(most) > 0}
+        value = self._write_poly(group, _part(name), like)
+        self.order.add(value)
+        return {p: c for p, c in terms.items() if p not in group} | {atom(value): Fraction(1)}
+
+    def _is_forward(self, a: Atom) -> bool:
+        return isinstance(a, Value) and a not in self.linear
+
+    def _in_turn(self, factor: Product, scale: Fraction) -> list[Term]:
+        """The factors of a sum: a cotangent times all else at once, forward values one after the other.
+
+        Factors that are constant along a row come first, so that other uses of the sum share the product with them.
+        """
+        if any(a in self.linear or isinstance(a, AxisSum) for a, _ in factor.powers):
+            return [(factor, scale)]
+        rows, wide = factor.split(lambda a: D not in axes_of(a))
+        turns = [(rows, scale)] + [(atom(a), Fraction(1)) for a, n in self.order.sorted(wide) for _ in range(n)]
+        return [t for t in turns if t != (ONE, Fraction(1))]
+
+    def _write_sum(self, terms: list[Term], name: str, like: Value) -> Value:
+        total: Value | None = None
+        for left, (product, coefficient) in zip(range(len(terms) - 1, -1, -1), terms, strict=True):
+            term = self._write_term(product, abs(coefficient), like)
+            part = _part(name) if left else name
+            if total is None:
+                total = self._emit("neg", part, term) if coefficient < 0 else term
+            else:
+                total = self._emit("sub" if coefficient < 0 else "add", part, total, term)
+        assert total is not None
+        return total
+
+    def _write_term(self, product: Product, coefficient: Fraction, like: Value) -> Value:
+        if product == ONE:
+            return self._number(float(coefficient), like)
+        if coefficient == 1:
+            return self._write_product(product, like)
+        # Scale the narrow part: once per row is cheaper than once per element.
+        narrow, wide = product.split(lambda a: len(axes_of(a)) < len(product.axes))
+        factor = self._number(float(coefficient), like)
+        part = factor if narrow == ONE else self._describe("mul", self._write_product(narrow, like), factor)
+        return part if wide == ONE else self._describe("mul", self._write_product(wide, like), part)
+
+    def _write_product(self, product: Product, like: Value) -> Value:
+        """The product of the factors: seeds first, then by axes, so that equal prefixes are shared.
+
+        A divisor that is constant along a row divides the factors that are constant as well, if there are any.
+        """
+        divisors = product.split(lambda a: product.get(a) < 0)[0]
+        rows, wide = product.split(lambda a: D not in axes_of(a))
+        if divisors != ONE and D not in divisors.axes and wide != ONE and rows != divisors:
+            return self._describe("mul", self._write_product(wide, like), self._write_product(rows, like))
+        above = [a for a, n in self.order.sorted(product) for _ in range(n)]
+        below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
+        value = self._write_atom(above[0], like) if above else self._number(1.0, like)
+        for a in above[1:]:
+            right = self._write_atom(a, like)
+            value = self._describe("mul", value, right)
+        for a in below:
+            value = self._describe("div", value, self._write_atom(a, like))
+        return value
+
+    def _emit(self, op: str, name: str, *args: Value, **attrs: Attr) -> Value:
+        """A value called ``name``, or the one that the equation has already, whatever that is called."""
+        key = eqn_key(Eqn(self.at, op, args, tuple(sorted(attrs.items()))), args)
+        if key not in self.known:
+            self.known[key] = self.b.emit(op, name, args, **attrs)
+        return self.known[key]
+
+    def _describe(self, op: str, *args: Value, **attrs: Attr) -> Value:
+        """A value with the name that its operands give it, or what it is a part of."""
+        return self._emit(op, describing(op, args, self.part_of, LONGEST_OF_COTANGENTS), *args, **attrs)
+
+    def _number(self, value: float, like: Value) -> Value:
+        return self._emit("const", of_number(value), value=value, dtype=like.type.dtype)
+
+    def _write_atom(self, a: Atom, like: Value) -> Value:
+        if isinstance(a, Value):
+            return a
+        if a not in self.written:
+            if isinstance(a, Size):
+                name = f"{a.axis.value.lower()}_size"
+                self.written[a] = self._emit("size", name, axis=a.axis, dtype=like.type.dtype)
+            else:
+                of = self._write_summed(a, like)
+                self.written[a] = self._describe("reduce_mean" if a.mean else "reduce_sum", of, axis=a.axis)
+        return self.written[a]
+
+    def _write_summed(self, s: AxisSum, like: Value) -> Value:
+        if s.product is None:
+            return self._write_poly(dict(s.terms), f"{self.part_of}_terms", like)
+        ((product, _),) = self._use_names([(s.product, Fraction(1))])
+        return self._write_product(product, like)
+
+    def _use_names(self, terms: Iterable[Term]) -> list[Term]:
+        """Forward products by their names, first inside the sums, then outside; sums over sizes as means."""
+        return self._each("mean", self._with_means, self._each("names", self._with_names, [*terms]))
+
+    def _each(self, identity: str, rule: Callable[[Product], Product], terms: list[Term]) -> list[Term]:
+        """The terms after a rule, which is logged for those that it changes."""
+        after = [(rule(p), c) for p, c in terms]
+        changed = [pair for pair in zip(terms, after, strict=True) if pair[0] != pair[1]]
+        if changed:
+            self._acts(identity, [[old for old, _ in changed]], [[new for _, new in changed]])
+        return after
+
+    def _with_names(self, product: Product) -> Product:
+        for s in self.order.sums(product):
+            product = self.products.absorb(product, s)
+        return self.products.shorten(product)
+
+    def _with_means(self, product: Product) -> Product:
+        for s in self.order.sums(product):
+            size = atom(Size(s.axis)).inverse()
+            if not s.mean and product.get(Size(s.axis)) < 0:
+                product = product * atom(s).inverse() * size.inverse() * atom(replace(s, mean=True))
+        return product
+
+    def _sums_in(self, product: Product) -> int:
+        return sum(isinstance(a, AxisSum) for a, _ in product.powers)
+
+
+def _total(terms: Poly, axis: Axis) -> Term:
+    """The sum of all terms over an axis, as it is before any rule."""
+    return atom(AxisSum(axis, frozenset(terms.items()))), Fraction(1)
+
+
+def _part(name: str) -> str:
+    """The name of a part of the value that gets ``name``."""
+    return f"{name.removesuffix('_part')}_part"

@@ -1,0 +1,296 @@
+"""The facts about a graph that a schedule has to fit: lengths, dtypes, the order of its sums, and the phases of a row.
+
+A phase ends with reductions over D: what depends on them can only be computed after all threads of a row have met.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from lngen.compiler.ir import (
+    OF_SEGMENTS,
+    ORDERED,
+    ORDERS,
+    REDUCTIONS,
+    SEGMENT_SUMS,
+    SUMS,
+    WIDE,
+    Axis,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    S,
+    Value,
+    is_column_fold,
+    is_number_fold,
+    is_row_fold,
+    is_sum,
+    print_eqn,
+)
+from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, sharers
+from lngen.errors import LowerError
+
+CHUNK_BYTES = 16  # the widest load of a thread
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Row length ``d`` in elements, its segments and chunks, the layout of its sums, and its tensors.
+
+    run                         consecutive elements of a chunk
+    segment_interleave          partial sums over the segments of a row
+    interleave                  partial sums over the blocks that share the rows
+    cluster                     blocks that are suited to hold the column sums of a row
+    input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs only those that an equation uses
+    column_sizes                bytes per element of each [D] input
+    row_sums                    the most numbers that the threads of a row reduce at the end of one phase
+    exchanged_sums              the most numbers of a segment that the blocks of a row exchange there
+    segment_values              sums of single segments, which multipass kernels have in shared memory
+    column_sums                 sums and maxima over the rows of each column
+    phases                      number of phases of a row
+    operations                  equations per element of a row
+    live                        computed [M, D] values that a later phase uses, at most
+    strides                     distances between the rows of an [M, D] tensor, 1 or 2
+    """
+
+    d: int
+    chunk: int
+    run: int
+    segment: int
+    segment_interleave: int
+    groups: int
+    blocks: int
+    interleave: int
+    cluster: int
+    real_size: int
+    input_sizes: tuple[int, ...]
+    output_sizes: tuple[int, ...]
+    column_sizes: tuple[int, ...]
+    row_sums: int
+    exchanged_sums: int
+    segment_values: int
+    column_sums: int
+    phases: int
+    operations: int = 0
+    live: int = 0
+    strides: int = 1
+
+    @cached_property
+    def element(self) -> int:
+        """Bytes of the smallest element of the [M, D] inputs; 4 without such inputs."""
+        return min(self.input_sizes, default=4)
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks per row; the last one may be partial."""
+        return -(-self.d // self.chunk)
+
+    @cached_property
+    def segments(self) -> int:
+        """Segments per row."""
+        return -(-self.d // self.segment)
+
+    @cached_property
+    def segment_chunks(self) -> int:
+        """Chunks per segment; the last segment may be shorter."""
+        return self.segment // self.chunk
+
+
+def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
+    """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
+    version = str(dict(graph.attrs).get("order", ORDERS[0]))
+    row, column = _orders(graph, d, version)
+    ends = folds(graph)
+    sums = [e for e in graph.eqns if e.op in REDUCTIONS]
+    used = {a for e in graph.eqns for a in e.args}
+    return Problem(
+        d=d,
+        chunk=row.chunk,
+        run=row.run,
+        segment=row.segment,
+        segment_interleave=row.interleave,
+        groups=column.groups,
+        blocks=column.blocks,
+        interleave=column.interleave,
+        cluster=sharers(graph, d, rule_of(version)),
+        real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
+        input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
+        output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
+        column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
+        row_sums=max((len(f.reductions) for f in ends), default=0),
+        exchanged_sums=max((len(f.exchanged) for f in ends), default=0),
+        segment_values=sum(e.op in SEGMENT_SUMS for e in graph.eqns),
+        column_sums=sum(map(is_column_fold, graph.eqns)),
+        phases=len(ends) + 1,
+        operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
+        live=_live(graph),
+        strides=strides,
+    )
+
+
+def _live(graph: Graph) -> int:
+    """Computed [M, D] values that a later phase uses, at most; inputs are not counted.
+
+    The compiler keeps some elements of most values and computes the others anew. The factors of sums of segments count
+    twice, because kernels keep all their elements. An absolute value is part of the instruction that uses it.
+    """
+    levels = depths(graph)
+    made = {e.out: operand_depth(e, levels) for e in graph.eqns}
+    last: dict[Value, int] = {}
+    for eqn in graph.eqns:
+        for value in eqn.args:
+            last[value] = max(last.get(value, 0), made[eqn.out])
+    wide = [e.out for e in graph.eqns if e.out.type.axes == WIDE and e.op != "abs"]
+    kept = {a for e in graph.eqns if e.op == "segment_dot" for a in e.args}
+
+    def left(end: int) -> int:
+        return sum(1 + (v in kept) for v in wide if made[v] <= end < last.get(v, 0))
+
+    return max(map(left, {*made.values()}), default=0)
+
+
+def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
+    """The orders in the attributes of the graph's sums; the rule's order where no sum has an attribute.
+
+    A sum to a number has its own.
+    """
+    row, column = orders(graph, d, order=version)
+    ordered = [e for e in graph.eqns if e.op in ORDERED and not is_number_fold(e)]
+    rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
+    names = [f.name for f in fields(ColumnOrder)]
+    columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in ordered if e.op in SUMS and is_column_fold(e)]
+    row = replace(row, **_agreed(graph, D, rows))
+    for eqn, numbers in rows:
+        if "chunk" in numbers:
+            _check_cut(graph, eqn, row)
+    return row, replace(column, **_agreed(graph, M, columns))
+
+
+def _numbers(eqn: Eqn) -> dict[str, int]:
+    return {key: value for key, value in eqn.attrs if isinstance(value, int)}
+
+
+def _row_numbers(eqn: Eqn, d: int) -> dict[str, int]:
+    """The order of sums along D in the attributes of an equation; one segment has no partial sums."""
+    given = _numbers(eqn)
+    chunk, segment = given.get("chunk", 1), given.get("segment", d)
+    cut = {"chunk": chunk, "run": given.get("run", chunk), "segment": segment}
+    if eqn.op in OF_SEGMENTS:
+        return cut if eqn.op in SEGMENT_SUMS else {"segment": segment}
+    joined = {"interleave": given.get("interleave", 1)}
+    if eqn.axis is S:
+        return joined
+    return cut | joined if d > segment else cut
+
+
+def _agreed(graph: Graph, axis: Axis, spelt: list[tuple[Eqn, dict[str, int]]]) -> dict[str, int]:
+    """The numbers that all equations have in common; LowerError if two equations differ."""
+    first: dict[str, tuple[Eqn, int]] = {}
+    for eqn, numbers in spelt:
+        for key, value in numbers.items():
+            other, wanted = first.setdefault(key, (eqn, value))
+            if value != wanted:
+                raise LowerError(
+                    f"graph @{graph.name}: the sums over {axis} of one kernel have one order, but '{other.out}' and "
+                    f"'{eqn.out}' have different attributes:\n    {print_eqn(other)}\n    {print_eqn(eqn)}"
+                )
+    return {key: value for key, (_, value) in first.items()}
+
+
+def _check_cut(graph: Graph, eqn: Eqn, row: RowOrder) -> None:
+    """LowerError for segments and chunks that no kernel can load."""
+    element = min((p.type.dtype.size for p in graph.params if p.type.axes == WIDE), default=4)
+    widest = CHUNK_BYTES // element
+    if row.run > widest or row.run & (row.run - 1) or row.segment % row.chunk:
+        raise LowerError(
+            f"graph @{graph.name}: consecutive elements of a chunk are expected to be a power of two up to {widest}, "
+            f"and a segment whole chunks, got {row.run} and {row.segment / row.chunk:g} chunks.\n    {print_eqn(eqn)}"
+        )
+
+
+@dataclass(frozen=True)
+class Folds:
+    """The end of a phase.
+
+    reductions   the reductions over D, of rows or of segments, by the threads of a row
+    exchanged    the reductions whose numbers of all segments every block of the row gets
+    joined       the sums over S of these numbers
+    """
+
+    reductions: tuple[Eqn, ...] = ()
+    exchanged: tuple[Eqn, ...] = ()
+    joined: tuple[Eqn, ...] = ()
+
+
+def folds(graph: Graph) -> tuple[Folds, ...]:
+    """The reductions over D and the sums over S, phase by phase."""
+    levels = depths(graph)
+
+    def phase(number: int) -> Folds:
+        reductions = tuple(e for e in graph.eqns if is_row_fold(e) and levels[e.out] == number)
+        joined = tuple(e for e in graph.eqns if is_sum(e, S) and levels[e.out] == number)
+        read = segment_sums_of(graph, joined)
+        exchanged = [e for e in graph.eqns if e in read or (e in reductions and e.op not in SEGMENT_SUMS)]
+        return Folds(reductions, tuple(exchanged), joined)
+
+    return tuple(phase(n) for n in range(1, max(levels.values(), default=0) + 1))
+
+
+def segment_sums_of(graph: Graph, joined: Iterable[Eqn]) -> tuple[Eqn, ...]:
+    """The sums of segments that the sums over S ``joined`` read, through equations over S."""
+    needed = {a for e in joined for a in e.args}
+    for eqn in reversed(graph.eqns):
+        if eqn.out in needed and eqn.op not in SEGMENT_SUMS:
+            needed.update(a for a in eqn.args if S in a.type.axes)
+    return tuple(e for e in graph.eqns if e.op in SEGMENT_SUMS and e.out in needed)
+
+
+def depths(graph: Graph) -> dict[Value, int]:
+    """The phase of each value: the number of reductions over D that must be finished one after the other before it.
+
+    A reduction over D, of rows or of segments, ends a phase. A sum over S ends none: blocks exchange the sums of their
+    segments when they have all of them, so its phase is that of the last sum in the exchange.
+    """
+    rounds, last = _rounds(graph), dict[int, int]()
+    while True:
+        levels = dict.fromkeys(graph.params, 0)
+        for eqn in graph.eqns:
+            level = operand_depth(eqn, levels) + is_row_fold(eqn)
+            levels[eqn.out] = max(level, last.get(rounds[eqn.out] - 1, 0)) if is_sum(eqn, S) else level
+        found = _exchanges(graph, levels)
+        if found == last:
+            return levels
+        last = found
+
+
+def _exchanges(graph: Graph, levels: dict[Value, int]) -> dict[int, int]:
+    """The phase that each exchange of sums of segments follows: that of the last of these sums."""
+    rounds, last = _rounds(graph), dict[int, int]()
+    for eqn in segment_sums_of(graph, [e for e in graph.eqns if is_sum(e, S)]):
+        last[rounds[eqn.out]] = max(last.get(rounds[eqn.out], 0), levels[eqn.out])
+    return last
+
+
+def _rounds(graph: Graph) -> dict[Value, int]:
+    """For each value the number of exchanges of sums of segments that must be finished one after the other before it.
+
+    A block knows the sums of its own segments, and what depends on them alone, before their exchange. A sum over S
+    follows the exchange of the sums that it reads.
+    """
+    # The latest round of the sums of segments that a value depends on, -1 without any.
+    rounds, latest = dict.fromkeys(graph.params, 0), dict.fromkeys(graph.params, -1)
+    for eqn in graph.eqns:
+        own = max((rounds[a] for a in eqn.args), default=0)
+        read = max((latest[a] for a in eqn.args), default=-1)
+        latest[eqn.out] = own if eqn.op in SEGMENT_SUMS else read
+        rounds[eqn.out] = max(own, read + 1) if is_sum(eqn, S) else own
+    return rounds
+
+
+def operand_depth(eqn: Eqn, levels: dict[Value, int]) -> int:
+    """The phase that can compute ``eqn``, or sum it: the largest depth of its operands."""
+    return max((levels[a] for a in eqn.args), default=0)

@@ -1,0 +1,226 @@
+"""Measured schedules: a table per GPU, written by ``lngen tune --table``, and its entries near a problem."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lngen.compiler.devices import Device, device_for
+from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_schedule
+from lngen.compiler.problem.footprint import BULK, has_room
+
+MOST_OPERATIONS = 26  # equations per element; the norms that were measured have 7 forward and 13 backward
+NEAR = 1.25  # rows at most this many times longer or shorter are near
+
+
+@dataclass(frozen=True)
+class Key:
+    """The key of an entry: direction, bytes of an element, D, and what sets rows apart from those of a norm alone.
+
+    more    [M, D] inputs besides x, or with column sums besides dy and x
+    heavy   equations per element if they are more than MOST_OPERATIONS, else 0: such rows need more warps
+    """
+
+    direction: str
+    element: int
+    d: int
+    more: int = 0
+    heavy: int = 0
+
+    @property
+    def kind(self) -> tuple[str, int, int, int, bool]:
+        """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
+        return self.direction, self.more, self.heavy, self.element, self.d * self.element % BULK == 0
+
+    @property
+    def order(self) -> tuple[bool, int, int, int, int]:
+        """The position in a table: forward first, then by inputs, equations, element and D."""
+        return self.direction != "fwd", self.more, self.heavy, self.element, self.d
+
+    @property
+    def section(self) -> str:
+        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1_of_31.2_bytes.4096`` with both differences."""
+        more, heavy = f"_and_{self.more}" if self.more else "", f"_of_{self.heavy}" if self.heavy else ""
+        return f"{self.direction}{more}{heavy}.{self.element}_bytes.{self.d}"
+
+
+# Rows whose measured schedules spill for one of the norms or with some version of NVRTC: direction, bytes of an
+# element, D.
+TIGHT = {
+    *(("fwd", 2, d) for d in (10240, 16384, 24576, 32768, 98304)),
+    *(("fwd", 4, 5120), ("bwd", 2, 12800)),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Measured schedules of a GPU: by key and workload class.
+
+    An entry is the text of a schedule, which is parsed when it is asked for. It has no accesses and no grid: these
+    follow from D and from the GPU. ``file``: the name of the file that it was read from.
+    """
+
+    device: str
+    arch: str
+    entries: Mapping[Key, Mapping[int, str]]
+    file: str = field(default="", compare=False)
+
+    def near(self, p: Problem, workload: int) -> Iterator[tuple[Key, Schedule]]:
+        """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
+
+        Rows of the same kind have the same direction, number of inputs, element size and alignment, and no more
+        arithmetic than norms, or as much. Where none is near, a cluster that shares rows with column sums also suits
+        more inputs, if they have one element size.
+        """
+        own = key_of(p)
+        if own.more < 0 or len({*p.input_sizes}) != 1:
+            return
+        found = [*self._nearest(own, workload)]
+        if not found and own.more and p.column_sums and not own.heavy:
+            found = [entry for entry in self._nearest(replace(own, more=0), workload) if entry[1].cluster > 1]
+        yield from found
+
+    def _nearest(self, own: Key, workload: int) -> Iterator[tuple[Key, Schedule]]:
+        """The entries of this class for rows like ``own``, the nearest D first."""
+        alike = [k for k, lines in self.entries.items() if k.kind == own.kind and workload in lines]
+        for key in sorted(alike, key=lambda k: (abs(math.log(k.d / own.d)), k.d)):
+            if abs(math.log(key.d / own.d)) > math.log(NEAR):
+                return
+            yield key, parse_schedule(self.entries[key][workload], ANY)
+
+
+def key_of(p: Problem) -> Key:
+    """The key of entries for exactly these rows."""
+    heavy = p.operations if p.operations > MOST_OPERATIONS else 0
+    direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
+    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
+
+
+def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
+    """The nearest measured schedule that is legal and fits the GPU; nothing if there is none near.
+
+    A cluster has all row groups of a graph side by side, as in the space of schedules. Rows of more inputs than were
+    measured take more registers: for them the same layout follows with twice the threads.
+    """
+    return (s for _, _, s in origins(p, workload, device))
+
+
+def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
+    """What ``measured`` yields, each with its table and the key of its entry.
+
+    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU: where both were timed (76
+    points of an H100 and an H200), they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
+    """
+    near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
+    for table, key, entry in sorted(near, key=lambda found: found[1].d != p.d):
+        found = [
+            s for s in fitted(entry, p, device, key.more) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)
+        ]
+        yield from ((table, key, s) for s in found)
+        if found:
+            return
+
+
+def tables_for(device: Device) -> list[Table]:
+    """The tables of the arch: the GPU's own, that of the GPU that stands for the arch, then by the files' names."""
+    names = device.name, device_for(device.arch).name
+    alike = [table for table in tables() if table.arch == device.arch.rstrip("af")]
+    return sorted(alike, key=lambda table: [table.device != name for name in names])
+
+
+def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
+    """True for a schedule that was measured with LayerNorm or RMSNorm and exactly these rows: it does not spill."""
+    key = key_of(p)
+    if s.vec != p.run or key.more or key.heavy or (key.direction, key.element, key.d) in TIGHT:
+        return False
+    found = (t.entries.get(key, {}).values() for t in tables() if t.arch == arch)
+    return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
+
+
+def _whole(s: Schedule, p: Problem) -> bool:
+    return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
+
+
+def fitted(entry: Schedule, p: Problem, device: Device, more: int = 0) -> list[Schedule]:
+    """An entry with the accesses for these rows, the grid for this GPU, and about as many bytes in flight.
+
+    ``more``: as in the entry's key.
+    """
+    staged = entry.stages > 0 and not p.column_sums
+    grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
+    s = replace(entry, vec=p.run, grid=grid)
+    own = key_of(p).more
+    if own == more:
+        return [s]
+    inputs = len(p.input_sizes)
+    fewer = replace(s, stages=max(2, s.stages * (inputs - own + more) // inputs)) if s.stages else s
+    return [fewer, replace(fewer, threads=2 * s.threads)]
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """Every table that is shipped."""
+    return tuple(map(read, sorted((Path(__file__).parents[1] / "devices" / "tables").glob("*.toml"))))
+
+
+def read(path: Path) -> Table:
+    """The table in a file."""
+    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    device, arch = data.pop("device"), data.pop("arch")
+    entries: dict[Key, dict[int, str]] = {}
+    for rows, sizes in data.items():
+        direction, _, heavy = rows.partition("_of_")
+        direction, _, more = direction.partition("_and_")
+        for element, lengths in sizes.items():
+            for d, lines in lengths.items():
+                key = Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0), int(heavy or 0))
+                entries[key] = {w: line for line, classes in lines.items() for w in classes}
+    return Table(device, arch, entries, path.name)
+
+
+# Workload classes: KiB of rows for each multiprocessor, at most. MANY is assumed if the number of rows is unknown, and
+# BEYOND is above MANY. Rows with column sums have fewer classes, because their kernels are persistent in any case.
+MANY, BEYOND = 1024, 2048
+CLASSES = (*(1 << n for n in range(3, 9)), MANY)
+COLUMN_CLASSES = (8, 128, 512, MANY)
+
+
+def workload(p: Problem, rows: int | None, device: Device) -> int:
+    """The workload class of ``rows`` rows on a GPU (None: MANY)."""
+    if rows is None:
+        return MANY
+    each = rows * row_bytes(p) / (device.multiprocessors * 1024)
+    return next((most for most in _classes(p) if each <= most), BEYOND)
+
+
+def most_bytes(workload: int) -> int:
+    """Bytes of rows for each multiprocessor, at most, of a workload class; of BEYOND, those that the model assumes."""
+    return workload * 1024
+
+
+def row_counts(p: Problem, device: Device) -> list[int | None]:
+    """Numbers of rows, one for each nonempty workload class: the most of the class, twice MANY for BEYOND.
+
+    None for MANY.
+    """
+    found = {workload(p, n, device): n for n in (rows_of(p, most, device) for most in (*_classes(p), BEYOND)) if n}
+    return [*(rows for most, rows in found.items() if most != MANY), None]
+
+
+def rows_of(p: Problem, most: int, device: Device) -> int:
+    """The most rows of a workload class."""
+    return most * device.multiprocessors * 1024 // row_bytes(p)
+
+
+def row_bytes(p: Problem) -> int:
+    """Bytes of the inputs of a row; 4 per element if rows have none."""
+    return p.d * (sum(p.input_sizes) or 4)
+
+
+def _classes(p: Problem) -> tuple[int, ...]:
+    return COLUMN_CLASSES if p.column_sums else CLASSES

@@ -1,7 +1,0 @@
-"""What a hub package takes from lngen. In the package this is a folder, with copies of these modules of lngen in it."""
-
-from ..errors import LngenError, short
-from ..launch.pack import Pack, load
-from ..launch.pack_norms import PackNorm, PackSaved
-
-__all__ = ["LngenError", "Pack", "PackNorm", "PackSaved", "load", "short"]

@@ -1,0 +1,1 @@
+"""The lab: schedules measured, norms timed beside their peers, kernels explained and inspected."""

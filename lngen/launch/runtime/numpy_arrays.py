@@ -1,0 +1,181 @@
+"""NumPy arrays: the interpreter runs on them, or they are copied to a GPU, computed there and copied back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from lngen.compiler.compile import KernelSet
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import Axis, Graph, Value, bits_of
+from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
+from lngen.compiler.passes import accumulated
+from lngen.cupy_import import load_cupy
+from lngen.errors import ArrayError
+from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
+from lngen.launch.kernels import Tensor
+from lngen.launch.runtime.launcher import Launcher, device_arch
+
+NO_NUMBERS: Mapping[str, Array] = MappingProxyType({})
+
+# ---- on the interpreter ----
+
+
+def run_on_host(
+    graph: Graph,
+    d: int,
+    leader: int,
+    arrays: Sequence[Any],
+    given: Sequence[Any],
+    numbers: Mapping[str, Array] = NO_NUMBERS,
+) -> tuple[tuple[Array, ...], tuple[str, ...]]:
+    """Results of the interpreter, new where none is ``given``, and the names of the inputs that they overwrite.
+
+    Arrays are checked like those of a GPU, and nothing is written before all are checked. ``leader`` is the number of
+    the input that gives the rows; ``numbers`` are passed by value.
+    """
+
+    values = (*graph.tensors, *graph.results)
+    tensors = [tensor_of(v) for v in values]
+    like = values[leader].name
+    numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
+    first = numpy[leader]
+    assert first is not None
+    rows = leading(tensors[leader], first.shape, d)
+    for tensor, array in zip(tensors, numpy, strict=True):
+        if array is not None:
+            check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
+    count = len(graph.tensors)
+    for value, array in zip(graph.results, numpy[count:], strict=True):
+        if array is not None:
+            _check_result(value, array)
+    added = {v.name: accumulated(v.name) for v in graph.results}
+    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=added)
+    flat = {
+        v.name: a.reshape(v.type.shape(math.prod(rows), d))
+        for v, a in zip(values, numpy[:count], strict=False)
+        if a is not None
+    }
+    results = interpret(graph, {**flat, **numbers})
+    shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in graph.results]
+    for target, result in zip(given, shaped, strict=True):
+        if target is not None:
+            target[...] = result
+    return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
+
+
+def tensor_of(value: Value) -> Tensor:
+    """A value of a graph as a tensor of a call."""
+    dtype = value.type.dtype
+    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, value.type.axes)))
+
+
+def _placed(array: Array | None) -> Placed:
+    return None if array is None else (array.ctypes.data, Span.of(array.shape, array.strides, array.itemsize))
+
+
+def _as_numpy(value: Value, array: Any, like: str) -> Array | None:
+    """A plain array on the same memory, also for a memmap; None stays None."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise ArrayError(f"'{value.name}' is a masked array, and its mask would be lost; pass array.filled().")
+    if array is not None and not isinstance(array, np.ndarray):
+        raise ArrayError(
+            f"'{value.name}' is expected to be a NumPy array like '{like}', got "
+            f"{type(array).__module__}.{type(array).__name__}."
+        )
+    return None if array is None else np.asarray(array)
+
+
+def _check_result(value: Value, array: Array) -> None:
+    """ArrayError if a NumPy array cannot be written to, element by element."""
+    if not array.flags.writeable:
+        raise ArrayError(f"'{value.name}' is written to, but is read-only; pass an array that may be changed.")
+    reach = array.itemsize
+    for stride, n in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach and array.size:
+            raise ArrayError(
+                f"'{value.name}' is written to, but its elements share memory or interleave: strides "
+                f"{array.strides} in bytes for shape {array.shape}; pass a contiguous array."
+            )
+        reach += (n - 1) * stride
+
+
+# ---- on a GPU ----
+
+
+def run_numpy(
+    kernels: KernelSet, inputs: Mapping[str, Array], device: int = 0, overlap: bool = False
+) -> dict[str, Array]:
+    """Every result of ``kernels`` by name, for inputs as ``interpret`` takes them; waits for the GPU.
+
+    ``overlap`` as in ``Launcher``. MissingError without a GPU or CuPy.
+    """
+    launcher = Launcher(kernels.plan, kernels.cubin(device_arch(device)).image, device, overlap)
+    rows = next(len(inputs[v.name]) for v in kernels.plan.inputs if Axis.M in v.type.axes)
+    return launch_numpy(launcher, rows, inputs)
+
+
+def launch_numpy(
+    launcher: Launcher, rows: int, inputs: Mapping[str, Array], poison: int | None = None
+) -> dict[str, Array]:
+    """As ``run_numpy``, with loaded kernels; ``poison`` as in ``launch_raw``."""
+    cupy = load_cupy()
+    with cupy.cuda.Device(launcher.device):
+        plan = launcher.plan
+        given = {v.name: cupy.asarray(raw(inputs[v.name])) for v in plan.inputs}
+        results = launch_raw(launcher, rows, given, poison, {v.name: inputs[v.name] for v in plan.by_value})
+        stream = cupy.cuda.get_current_stream()  # the copy to the host waits for this stream
+        return {
+            v.name: results[v.name].get(stream=stream).view(NUMPY_DTYPE[v.type.dtype]) for v in launcher.plan.outputs
+        }
+
+
+def launch_raw(
+    launcher: Launcher,
+    rows: int,
+    inputs: Mapping[str, Any],
+    poison: int | None = None,
+    values: Mapping[str, Array] = NO_NUMBERS,
+) -> dict[str, Any]:
+    """The results as new CuPy arrays of unsigned integers, on the current device and stream; it does not wait.
+
+    ``values`` are passed by value.
+    ``poison`` is a byte that fills results and workspace before the launch; None: they are not filled.
+    """
+    cupy = load_cupy()
+    plan = launcher.plan
+    results = {v.name: cupy.empty(v.type.shape(rows, plan.spec.d), f"u{v.type.dtype.size}") for v in plan.outputs}
+    workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
+    if poison is not None:
+        for a in (workspace, *results.values()):
+            a.fill(int.from_bytes([poison] * a.itemsize, "little"))
+    pointers = {name: a.data.ptr for name, a in (*inputs.items(), *results.items())}
+    strides = dict.fromkeys(pointers, plan.spec.d)
+    launcher(
+        rows,
+        pointers,
+        strides,
+        workspace.data.ptr,
+        cupy.cuda.get_current_stream().ptr,
+        values={n: bits_of(a) for n, a in values.items()},
+    )
+    return results
+
+
+def host_copy(value: Value, address: int, d: int, device: int) -> Array:
+    """A copy of a contiguous array without rows at ``address`` on ``device``; waits for the GPU."""
+    cupy = load_cupy()
+    copy = np.empty(value.type.shape((), d), NUMPY_DTYPE[value.type.dtype])
+    with cupy.cuda.Device(device) as on:
+        on.synchronize()
+        cupy.cuda.runtime.memcpy(copy.ctypes.data, address, copy.nbytes, cupy.cuda.runtime.memcpyDeviceToHost)
+    return copy
+
+
+def raw(a: Array) -> Array:
+    """The array as contiguous unsigned integers, so that CuPy need not know its dtype."""
+    return np.asarray(a, order="C").view(f"u{a.dtype.itemsize}")

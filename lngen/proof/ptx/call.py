@@ -1,0 +1,262 @@
+"""A plan executed on NumPy: its tensors, and its kernels in launch order, on memory that records accesses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lngen.compiler.devices import capability
+from lngen.compiler.emit import emit
+from lngen.compiler.ir import WIDE, M, Value, bits_of
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.lower import Argument, Kernel, Plan, number
+from lngen.compiler.problem import OVERLAP_ARCH
+from lngen.compiler.toolchain import compile_ptx
+from lngen.errors import PtxError
+from lngen.launch.kernels import Distance
+from lngen.proof.ptx.batch import MOST, Launch
+from lngen.proof.ptx.compiler import compile_entry
+from lngen.proof.ptx.launch import entry_of, place_globals, run_blocks
+from lngen.proof.ptx.memory import Allocation, GlobalMemory, Rows
+from lngen.proof.ptx.outcome import Outcome, Reporter, Stop, Traffic
+from lngen.proof.ptx.parser import Entry, parse
+from lngen.proof.ptx.program import UNSIGNED
+
+Grid = Callable[[Kernel, int], tuple[int, int]]
+
+
+def run_plan(
+    plan: Plan,
+    inputs: Mapping[str, Array],
+    *,
+    source: str | None = None,
+    ptx: str | None = None,
+    arch: str = "sm_90",
+    rows: int | None = None,
+    strides: Mapping[str, Distance] | None = None,
+    inner: int = 1,
+    offset: int = 0,
+    order: int = 0,
+    grid: Grid | None = None,
+    stop: bool = False,
+    times: int = 1,
+    alias: Mapping[str, tuple[str, int]] | None = None,
+    most: int = MOST,
+) -> Outcome:
+    """Results, findings and traffic of one call of ``plan`` with the given inputs, by name.
+
+    ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
+    ``strides``: elements from row to row of an [M, D] tensor, default D; or, with strides=2, a pair: from the first of
+    ``inner`` rows to that of the next ``inner``, and from row to row. ``offset``: elements by which every [M, D]
+    pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
+    their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
+    ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
+    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of
+    its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
+    cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
+    its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
+    From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
+    """
+    text = source if source is not None else emit(plan)
+    module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
+    rows = rows if rows is not None else _rows(plan, inputs)
+    memory, reporter, traffic = GlobalMemory(), Reporter(text, stop, module.headers), Traffic()
+    variables = place_globals(memory, module)  # first: with any number of rows a kernel is the same program
+    tensors = Tensors(plan, inputs, rows, strides or {}, inner, offset, alias or {}, memory)
+    workspace = _workspace(plan, rows, memory)
+
+    def launch(kernel: Kernel) -> Launch:
+        entry = entry_of(module, kernel.name)
+        x, y = grid(kernel, rows) if grid else (kernel.grid[0](rows), kernel.grid[1](rows))
+        return Launch(
+            kernel.name, compile_entry(entry, tuple(variables.items())),
+            _arguments(entry, kernel, rows, tensors, workspace),
+            (x, y), kernel.block, memory, reporter, traffic,
+            dynamic=kernel.dynamic, cluster=(kernel.cluster,) if kernel.cluster > 1 else (),
+            programmatic=capability(module.target) >= OVERLAP_ARCH, most=most,
+        )  # fmt: skip
+
+    with suppress(Stop), np.errstate(all="ignore"):
+        for _ in range(times):
+            tensors.begin()
+            for kernel in plan.kernels:
+                if rows or kernel.always:
+                    run_blocks(launch(kernel), order)
+            _report_gaps(tensors, reporter)
+    return Outcome(tensors.results(), tuple(reporter.findings), traffic)
+
+
+def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
+    for v in plan.inputs:
+        if v.type.axes and v.type.axes[0] is M:
+            return int(inputs[v.name].shape[0])
+    return 0
+
+
+def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Allocation]:
+    """The buffers of the workspace, which all calls share."""
+    held = {}
+    for b in plan.workspace:
+        size = (b.fixed + b.per_row * rows) * b.dtype.size
+        held[b.name] = memory.add(Allocation(b.name, "workspace", size, b.dtype.size))
+        if b.zeroed:
+            held[b.name].zero()
+    return held
+
+
+def _arguments(
+    entry: Entry, kernel: Kernel, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]
+) -> dict[str, int]:
+    """The bits of the arguments of a launch by the names of the parameters."""
+    if len(entry.params) != len(kernel.arguments):
+        raise PtxError(f"'{kernel.name}' has {len(entry.params)} parameters, the plan {len(kernel.arguments)}.")
+    values = (_argument(a, rows, tensors, workspace) for a in kernel.arguments)
+    return dict(zip((name for name, _ in entry.params), values, strict=True))
+
+
+def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, Allocation]) -> int:
+    """The bits of an argument of a launch."""
+    match a.kind:
+        case "workspace":
+            return workspace[a.tensor].start
+        case "value":
+            return bits_of(tensors.inputs[a.tensor])
+        case "input" | "output":
+            return tensors.places[a.tensor].start
+        case _:
+            return number(a, rows, tensors.inner, tensors.distances)
+
+
+def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:
+    """Findings for output elements that no kernel wrote."""
+    for name, missing in tensors.gaps():
+        where = ", ".join(map(str, missing[0].tolist()))
+        text = f"'{name}[{where}]' is an output element that no kernel writes; so are {len(missing) - 1} others."
+        reporter.add("never-written", text, key=name)
+
+
+WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the shadow of an element of n bytes
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
+
+    buffer: Allocation
+    begin: int
+
+    @property
+    def start(self) -> int:
+        """Address of the first element."""
+        return self.buffer.start + self.begin
+
+
+class Tensors:
+    """Inputs and outputs of a call by name; ``strides``, ``inner``, ``offset`` and ``alias`` as in ``run_plan``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        inputs: Mapping[str, Array],
+        rows: int,
+        strides: Mapping[str, Distance],
+        inner: int,
+        offset: int,
+        alias: Mapping[str, tuple[str, int]],
+        memory: GlobalMemory,
+    ) -> None:
+        self.plan, self.inputs, self.rows = plan, inputs, rows
+        self.inner, self.offset = inner, offset
+        wide = (v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE)
+        self.distances: dict[str, Distance] = {name: strides.get(name, plan.spec.d) for name in wide}
+        self.places = dict(self._placed(alias, memory))
+
+    def rows_of(self, v: Value) -> Rows:
+        """Where the rows of an [M, D] tensor begin after its first element, in bytes."""
+        size, distance = v.type.dtype.size, self.distances[v.name]
+        pitches = tuple(size * n for n in reversed(distance)) if isinstance(distance, tuple) else (size * distance,)
+        return Rows(self.rows, self.plan.spec.d * size, pitches, self.inner)
+
+    def begin(self) -> None:
+        """Starts a call: inputs have their given values, outputs hold nothing of an earlier call."""
+        for v in self.plan.outputs:
+            self.places[v.name].buffer.forget()
+        for v in self.plan.inputs:
+            self._fill(v)
+
+    def results(self) -> dict[str, Array]:
+        """The contents of the outputs."""
+        found = {}
+        for v in self.plan.outputs:
+            elements, at = self._elements(v, self.places[v.name].buffer.data)
+            found[v.name] = np.array(elements[at]).view(NUMPY_DTYPE[v.type.dtype])
+        return found
+
+    def gaps(self) -> Iterator[tuple[str, Array]]:
+        """Outputs with elements that nothing wrote, and the indices of these elements."""
+        for v in self.plan.outputs:
+            written = self.places[v.name].buffer.written
+            assert written is not None
+            elements, at = self._elements(v, written)
+            missing = np.argwhere(elements[at] != WRITTEN[v.type.dtype.size])
+            if len(missing):
+                yield v.name, missing
+
+    def _placed(self, alias: Mapping[str, tuple[str, int]], memory: GlobalMemory) -> Iterator[tuple[str, Place]]:
+        known = {v.name: v for v in (*self.plan.inputs, *self.plan.outputs)}
+        shared = {name: [(v, 0)] for name, v in known.items() if name not in alias}
+        for name, (host, shift) in alias.items():
+            if name not in known or host not in shared:
+                free = ", ".join(shared)
+                raise PtxError(f"alias: a tensor over one of {free} is expected, got '{name}' over '{host}'.")
+            shared[host].append((known[name], shift * known[host].type.dtype.size))
+        for group in shared.values():
+            low = min(begin for _, begin in group)
+            moved = [(v, begin - low) for v, begin in group]
+            buffer = memory.add(self._buffer(moved))
+            yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
+
+    def _buffer(self, group: list[tuple[Value, int]]) -> Allocation:
+        """A buffer for tensors at the given offsets; bytes between rows belong to it unless all strides agree."""
+        name = "=".join(v.name for v, _ in group)
+        role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
+        size = max(begin + self._size(v) for v, begin in group)
+        item = min(v.type.dtype.size for v, _ in group)
+        if any(v.type.axes != WIDE for v, _ in group):
+            return Allocation(name, role, size, item)
+        first, _ = group[0]
+        layouts = {(begin, self.distances[v.name], v.type.dtype.size) for v, begin in group}
+        return Allocation(
+            name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
+        )
+
+    def _size(self, v: Value) -> int:
+        if v.type.axes == WIDE:
+            rows = self.rows_of(v)
+            return int(rows.ordered[-1]) + rows.used if self.rows else 0
+        return int(np.prod(v.type.shape(self.rows, self.plan.spec.d), dtype=np.int64)) * v.type.dtype.size
+
+    def _elements(self, v: Value, data: Array) -> tuple[Array, Any]:
+        """An array on the bytes of a tensor's buffer (or of the buffer's shadow), and where the elements are in it."""
+        place, shape = self.places[v.name], v.type.shape(self.rows, self.plan.spec.d)
+        first = place.buffer.shift + place.begin
+        elements = data[first : first + self._size(v)].view(UNSIGNED[v.type.dtype.size])
+        if v.type.axes != WIDE or not self.rows:
+            return elements.reshape(shape), ...
+        distance, width = self.distances[v.name], elements.itemsize
+        if isinstance(distance, int):
+            return np.lib.stride_tricks.as_strided(elements, shape, (distance * width, width)), ...
+        return elements, self.rows_of(v).starts[:, None] // width + np.arange(shape[1])
+
+    def _fill(self, v: Value) -> None:
+        array, buffer = self.inputs[v.name], self.places[v.name].buffer
+        whole = np.ascontiguousarray(array[: self.rows] if M in v.type.axes else array)
+        elements, at = self._elements(v, buffer.data)
+        elements[at] = whole.view(UNSIGNED[v.type.dtype.size]).reshape(whole.shape)
+        if buffer.written is not None:
+            elements, at = self._elements(v, buffer.written)
+            elements[at] = WRITTEN[v.type.dtype.size]

@@ -1,8 +1,0 @@
-"""The PTX that NVRTC emits, executed on NumPy: bits, bounds, alignment, initialisation, barriers, races, traffic."""
-
-from lngen.ptx.call import run_plan
-from lngen.ptx.launch import run_kernel
-from lngen.ptx.outcome import Finding, Outcome, Traffic
-from lngen.ptx.parser import parse
-
-__all__ = ["Finding", "Outcome", "Traffic", "parse", "run_kernel", "run_plan"]

@@ -1,6 +1,0 @@
-"""Specs: what a kernel is specialised on, and the one grammar for it."""
-
-from lngen.spec.parse import BACKWARD_KEYS, DIRECTIONS, KEYS, MAX_D, SAVES, make_spec, parse_spec
-from lngen.spec.spec import LONGEST_SLUG, Spec
-
-__all__ = ["BACKWARD_KEYS", "DIRECTIONS", "KEYS", "LONGEST_SLUG", "MAX_D", "SAVES", "Spec", "make_spec", "parse_spec"]

@@ -1,0 +1,250 @@
+"""If these fail, a kernel gets arrays that it cannot read, or a result destroys an array that is still needed."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import lngen.launch.runtime as runtime
+from fake_gpu import FakeArray, FakeGpu
+from fuzz import fuzzed
+from lngen.compiler.graphs import GraphBuilder
+from lngen.compiler.ir import D, M
+from lngen.errors import ArrayError
+from lngen.launch.array_rules import Span, meet, near, replaced, row_stride
+from lngen.launch.arrays import Layout
+from lngen.launch.kernels import WIDE, Tensor
+from lngen.launch.runtime import Norm
+
+# ---- layouts, as a GPU array would have them ----
+
+
+X, GAMMA, MEAN = Tensor("x", "f32", 4, WIDE), Tensor("gamma", "f32", 4, ("D",)), Tensor("mean", "f32", 4, ("M",))
+
+
+def layout(shape: tuple[int, ...], strides: tuple[int, ...], device: int = 0) -> Layout:
+    return ("float32", shape, strides, device)
+
+
+@pytest.mark.parametrize(("value", "shape", "strides", "expected"), [
+    (X, (5, 8), (8, 1), 8), (X, (5, 8), (24, 1), 24), (X, (2, 5, 8), (80, 16, 1), 16),
+    (X, (2, 1, 8), (16, 999, 1), 16), (X, (1, 8), (999, 1), 8), (X, (5, 1), (3, 7), 3), (X, (0, 8), (8, 1), 8),
+    (X, (5, 8), (0, 1), 0), (MEAN, (5,), (1,), 1), (MEAN, (2, 5), (5, 1), 1), (GAMMA, (8,), (1,), 8),
+])  # fmt: skip
+def test_row_stride(value: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], expected: int) -> None:
+    assert row_stride(value, layout(shape, strides), written=False) == expected
+
+
+# ---- memory that arrays share ----
+
+
+WIDTH, ROWS = 64, 5
+BYTES = WIDTH * ROWS * 4
+LAYOUTS = st.lists(st.tuples(st.integers(0, 4), st.integers(-19, 19)), max_size=3)
+SIZES = st.sampled_from([1, 2, 4])
+
+
+@fuzzed
+@given(LAYOUTS, LAYOUTS, SIZES, SIZES, st.integers(-80, 80))
+def test_arrays_that_share_memory_are_found(
+    one: list[tuple[int, int]], other: list[tuple[int, int]], size: int, others_size: int, distance: int
+) -> None:
+    """Against bytes counted one by one, for any strides; what shares some is never out of reach."""
+
+    def bytes_of(dims: list[tuple[int, int]], element: int, address: int) -> set[int]:
+        places = np.ndindex(*(n for n, _ in dims))
+        starts = [sum(i * step for i, (_, step) in zip(place, dims, strict=True)) for place in places]
+        return {address + s + n for s in starts for n in range(element)}
+
+    def span(dims: list[tuple[int, int]], element: int) -> Span | None:
+        return Span.of([n for n, _ in dims], [step for _, step in dims], element)
+
+    shared = bytes_of(one, size, 1000 + distance) & bytes_of(other, others_size, 1000)
+    a, b = span(one, size), span(other, others_size)
+    assert (a is not None and b is not None and meet(a, b, distance + a.first - b.first)) == bool(shared)
+    close = [low < distance < high for _, _, low, high in near([b, a], 1)]
+    assert close in ([[True]] if shared else [[], [False], [True]])
+
+
+@pytest.mark.parametrize(("shift", "step"), [(0, 8), (4, 8), (-4, 8), (0, 4), (32, 8)])
+def test_a_sum_takes_exactly_the_place_of_what_it_is_added_to(shift: int, step: int) -> None:
+    """Here of 8 numbers each, and behind another input."""
+    tensors = X, Tensor("sums", "f64", 8, ("D",)), Tensor("dgamma", "f64", 8, ("D",))
+    places = [(0, Span.of([5, 8], [32, 4], 4)), *((4096 + n, Span.of([8], [d], 8)) for n, d in ((0, 8), (shift, step)))]
+    with nullcontext() if (shift, step) == (0, 8) else pytest.raises(ArrayError, match="'dgamma' is written to, but"):
+        assert replaced(tensors, places, 2, "", {"dgamma": "sums"}) == ()
+
+
+# ---- on a GPU ----
+
+
+def row_array(gpu: FakeGpu, address: int | None = None, stride: int = WIDTH) -> FakeArray:
+    return gpu.array("f32", ROWS, WIDTH, strides=(stride, 1), address=address)
+
+
+@pytest.fixture
+def inputs(gpu: FakeGpu) -> tuple[FakeArray, FakeArray, FakeArray]:
+    return row_array(gpu), gpu.array("f32", WIDTH), gpu.array("f32", WIDTH)
+
+
+def norm_of(direction: str = "fwd", schedule: str = "", graph: Any = "layernorm") -> Norm:
+    return runtime.compile(graph, d=WIDTH, schedule={direction: schedule})
+
+
+def two_results(b: GraphBuilder) -> None:
+    """h = x + residual is stored before its mean square is known."""
+    h = b.add("h", b.input("x", M, D), b.input("residual", M, D))
+    ms = b.reduce_mean("ms", b.mul("h2", h, h), axis=D)
+    b.output("h_out", h)
+    b.output("y", b.mul("hhat", h, b.rsqrt("rstd", b.add("mseps", ms, b.eps()))))
+
+
+@pytest.mark.parametrize(("array", "shift"), [
+    *(("x", shift) for shift in (4, -4, 4 * WIDTH, BYTES - 4, 4 - BYTES)),
+    *(("gamma", shift) for shift in (0, 4 * WIDTH - 4, 4 - BYTES)),
+    *(("mean", shift) for shift in (0, 4 * ROWS - 4, 4 - BYTES)),
+])  # fmt: skip
+def test_a_result_over_a_part_of_another_array(gpu: FakeGpu, inputs: Any, array: str, shift: int) -> None:
+    mean = gpu.array("f32", ROWS)
+    at = dict(zip(("x", "gamma", "beta", "mean"), (*inputs, mean), strict=True))[array].address
+    with pytest.raises(ArrayError, match=rf"'y' is written .* with '{array}'|'{array}' and 'y' are both written to"):
+        norm_of().forward(*inputs, out=(row_array(gpu, at + shift), mean, None))
+    assert gpu.launched == []
+
+
+def test_arrays_side_by_side(gpu: FakeGpu, inputs: Any) -> None:
+    """End to end, or the halves of wider rows; one element further and they meet."""
+    x, gamma, beta = inputs
+    norm = norm_of()
+    for address in (x.address + BYTES, x.address - BYTES):
+        norm.forward(x, gamma, beta, out=row_array(gpu, address))
+    left = row_array(gpu, stride=2 * WIDTH)
+    for distance in (4 * WIDTH, -4 * WIDTH):
+        norm.forward(left, gamma, beta, out=row_array(gpu, left.address + distance, 2 * WIDTH))
+    assert len(gpu.launched) == 4
+    for distance in (4 * WIDTH - 4, 4 - 4 * WIDTH):
+        with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+            norm.forward(left, gamma, beta, out=row_array(gpu, left.address + distance, 2 * WIDTH))
+
+
+def test_other_row_strides(gpu: FakeGpu, inputs: Any) -> None:
+    """Negative: rows lie before the address, so that is where arrays meet; double: not exactly the place of x."""
+    x, gamma, beta = inputs
+    norm = norm_of()
+    norm.forward(x, gamma, beta, out=row_array(gpu, x.address - 4 * WIDTH, -WIDTH))
+    for address in (x.address, x.address + BYTES - 4 * WIDTH, x.address + BYTES):
+        with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+            norm.forward(x, gamma, beta, out=row_array(gpu, address, -WIDTH))
+    with pytest.raises(ArrayError, match="'y' is written to, but shares memory with 'x'"):
+        norm.forward(x, gamma, beta, out=row_array(gpu, x.address, 2 * WIDTH))
+    with pytest.raises(ArrayError, match="'y' is written to, but its rows overlap: row stride -63, row length 64"):
+        norm.forward(x, gamma, beta, out=row_array(gpu, None, -63))
+
+
+def test_inputs_may_share_memory(gpu: FakeGpu, inputs: Any) -> None:
+    x, gamma, _ = inputs
+    norm_of().forward(x, gamma, gamma, out=row_array(gpu))
+    norm_of(graph=two_results).forward(x, x)
+    assert len(gpu.launched) == 2
+
+
+def test_y_in_place_of_x(gpu: FakeGpu, inputs: Any) -> None:
+    x, gamma, beta = inputs
+    norm = norm_of()
+    y, saved = norm.forward(x, gamma, beta, out=x)
+    assert y is x
+    assert saved.overwritten == ("x",)
+    assert gpu.launched[-1].values["x_ptr_"] == gpu.launched[-1].values["y_ptr_"] == x.address
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it; pass another array"):
+        norm.backward(row_array(gpu), saved)
+    assert len(gpu.launched) == 1
+    _, saved = norm.forward(x, gamma, beta, out=row_array(gpu))
+    assert saved.overwritten == ()
+
+
+def test_dx_in_place_of_what_forward_saved(gpu: FakeGpu, inputs: Any) -> None:
+    """dy's place is free; that of x, too, but there is no second backward then."""
+    norm, dy = norm_of(), row_array(gpu)
+    _, saved = norm.forward(*inputs)
+    dx, _, _ = norm.backward(dy, saved, out=(dy, None, None))
+    assert dx is dy
+    norm.backward(dy, saved, out=(inputs[0], None, None))
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
+        norm.backward(dy, saved)
+
+
+STREAM = "form=multipass,rows_per_block=1,vec=4,threads="
+
+
+def test_a_streamed_backward_refuses(gpu: FakeGpu) -> None:
+    """It has column sums to do after dx, whatever plan the addresses ask for."""
+    d = 8200
+    norm = runtime.compile("layernorm", d=d, schedule={"bwd": STREAM + "256"})
+    _, saved = norm.forward(gpu.array("f32", ROWS, d), gpu.array("f32", d), gpu.array("f32", d))
+    gpu.launched.clear()
+    for address in (1 << 40, (1 << 40) + 4):
+        dy = gpu.array("f32", ROWS, d, address=address)
+        with pytest.raises(
+            ArrayError, match="'dx' takes the place of 'dy', which kernels with form=multipass read again"
+        ):
+            norm.backward(dy, saved, out=(dy, None, None))
+    assert gpu.launched == []
+
+
+def test_a_streamed_forward_refuses_if_it_reads_a_row_after_its_first_result(gpu: FakeGpu) -> None:
+    def norm(graph: Any, schedule: str) -> Norm:
+        return runtime.compile(graph, d=128, schedule={"fwd": schedule})
+
+    x, residual, weight = gpu.array("f32", ROWS, 128), gpu.array("f32", ROWS, 128), gpu.array("f32", 128)
+    norm("layernorm", STREAM + "32").forward(x, weight, weight, out=x)
+    norm(two_results, "form=registers").forward(x, residual, out=x)
+    with pytest.raises(ArrayError, match=r"'h_out' takes the place of 'x', .* compile with another schedule"):
+        norm(two_results, STREAM + "32").forward(x, residual, out=x)
+
+
+# ---- on NumPy ----
+
+
+@pytest.fixture
+def arrays() -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    return tuple(rng.normal(size=s).astype(np.float32) for s in ((ROWS, WIDTH), (WIDTH,), (WIDTH,)))
+
+
+@pytest.mark.parametrize("leading", [(ROWS,), (1, 2, 3)])
+def test_numpy_y_in_place_of_x(arrays: Any, leading: tuple[int, ...]) -> None:
+    _, gamma, beta = arrays
+    x = np.random.default_rng(1).normal(size=(*leading, WIDTH)).astype(np.float32)
+    norm = norm_of()
+    want, _ = norm.forward(x.copy(), gamma, beta)
+    y, saved = norm.forward(x, gamma, beta, out=x)
+    assert y is x
+    assert y.tobytes() == want.tobytes()
+    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
+        norm.backward(y, saved)
+
+
+def test_nothing_is_written_before_everything_is_checked(arrays: Any) -> None:
+    y, rstd, before = np.zeros((ROWS, WIDTH), np.float32), np.zeros(ROWS, np.float32), arrays[0].copy()
+    rstd.flags.writeable = False
+    for out in ((y, None, rstd), (y, arrays[0][:, 0], None), (arrays[0][::-1], None, None)):
+        with pytest.raises(ArrayError, match="is written to, but"):
+            norm_of().forward(*arrays, out=out)
+    assert not y.any()
+    assert (arrays[0] == before).all()
+
+
+def test_numpy_results_of_any_layout(arrays: Any) -> None:
+    """Every second element, backwards, columns first: whatever has a place for each element."""
+    norm = norm_of()
+    want, _ = norm.forward(*arrays)
+    for y in (
+        np.zeros((2 * ROWS, 2 * WIDTH), np.float32)[::2, ::2],
+        np.zeros((ROWS, WIDTH), np.float32)[::-1, ::-1],
+        np.zeros((ROWS, WIDTH), np.float32, order="F"),
+    ):
+        assert norm.forward(*arrays, out=y)[0] is y
+        assert (y == want).all()

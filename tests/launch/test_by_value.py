@@ -1,0 +1,180 @@
+"""If these fail, a call does not pass the eps it is given, or compiles and checks again for another one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import lngen
+from fake_gpu import FakeArray, FakeGpu
+from lngen import D, M
+from lngen.compiler.graphs import GraphBuilder
+from lngen.compiler.interpret import interpret
+from lngen.compiler.spec import parse_spec
+from lngen.launch.array_rules import finite
+from lngen.launch.kernels import Loaded
+from lngen.proof.check.inputs import mismatches, random_inputs
+
+WIDTH = 64
+
+
+def arrays_of(norm: Any, eps: float, rows: int = 3) -> dict[str, Any]:
+    return random_inputs(norm.spec(), rows, eps=eps)
+
+
+def call(norm: Any, eps: float) -> tuple[Any, Any, dict[str, Any]]:
+    inputs = arrays_of(norm, eps)
+    y, saved = norm.forward(*(inputs[v.name] for v in norm.spec().graph().tensors), eps=eps)
+    return y, saved, inputs
+
+
+# ---- NumPy ----
+
+
+@pytest.mark.parametrize("save", ["stats", "none"])
+@pytest.mark.parametrize("graph", ["layernorm", "l2norm"])
+def test_calls_have_the_results_of_a_norm_with_that_eps(graph: str, save: str) -> None:
+    options = {"guard": "max"} if graph == "l2norm" else {}
+    norm = lngen.compile(graph, d=WIDTH, eps="run", save=save, **options)
+    for eps in (1e-5, 0.5, 0):
+        fixed = lngen.compile(graph, d=WIDTH, eps=eps, save=save, **options)
+        y, saved, inputs = call(norm, eps)
+        given = [inputs[v.name] for v in norm.spec().graph().tensors]
+        want, kept = fixed.forward(*given)
+        gradients = dict(zip("abc", norm.backward(y, saved), strict=False))
+        assert not mismatches({"y": y}, {"y": want})
+        assert not mismatches(gradients, dict(zip("abc", fixed.backward(want, kept), strict=False)))
+
+
+def test_the_inputs_may_be_named_and_so_may_results_be_given() -> None:
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    inputs, out = arrays_of(norm, 0.5), np.empty((3, WIDTH), np.float32)
+    y, _ = norm.forward(gamma=inputs["gamma"], x=inputs["x"], eps=0.5, out=out)
+    assert y is out
+    assert not mismatches({"y": y}, {"y": interpret(norm.spec().graph(), inputs)["y"]})
+
+
+def test_saved_has_the_numbers_that_backward_takes() -> None:
+    norm = lngen.compile("layernorm", d=WIDTH, eps="run", save="none")
+    _, saved, _ = call(norm, 0.25)
+    assert saved["eps"] == np.float32(0.25)
+    assert "eps float32[]" in repr(saved)
+
+
+def shifted(b: GraphBuilder) -> None:
+    """y stands for x: to rebuild it, backward subtracts eps."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    b.output("y", x.sigmoid() * gamma + b.eps())
+
+
+def test_a_row_that_is_rebuilt_with_eps() -> None:
+    results = []
+    for eps in ("run", 0.5):
+        norm = lngen.compile(shifted, d=WIDTH, eps=eps, save="y")
+        x, gamma = (np.linspace(1, 2, n, dtype="f4").reshape(-1, WIDTH) for n in (2 * WIDTH, WIDTH))
+        y, saved = norm.forward(x, gamma[0], **({"eps": 0.5} if eps == "run" else {}))
+        results.append(norm.backward(y, saved))
+    assert "eps" in [v.name for v in lngen.compile(shifted, d=WIDTH, eps="run", save="y").spec("bwd").graph().by_value]
+    assert not mismatches(*(dict(zip(("dx", "dgamma"), r, strict=True)) for r in results))
+
+
+# ---- numbers, and inputs of the same name ----
+
+
+def test_zero_has_no_sign() -> None:
+    assert np.copysign(1, finite(-0.0)) == 1
+
+
+def named_eps(b: GraphBuilder) -> None:
+    b.output("y", b.input("x", M, D) * b.input("eps", D))
+
+
+def test_an_input_called_eps_is_an_input_as_before() -> None:
+    y, _ = lngen.compile(named_eps, d=WIDTH).forward(np.ones((2, WIDTH), "f4"), eps=np.full(WIDTH, 3, "f4"))
+    assert (y == 3).all()
+
+
+# ---- a GPU that writes down what it is asked ----
+
+
+def on_gpu(gpu: FakeGpu, norm: Any, rows: int = 5) -> list[FakeArray]:
+    spec = norm.spec()
+    return [gpu.array(str(v.type.dtype), *v.type.shape(rows, spec.d)) for v in spec.graph().tensors]
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("f32", 0x3F000000), ("f64", 0x3FE0000000000000), ("bf16", 0x3F000000)])
+def test_a_launch_has_the_bits_of_eps(gpu: FakeGpu, dtype: str, bits: int) -> None:
+    norm = lngen.compile("layernorm", d=WIDTH, dtype=dtype, eps="run", save="none")
+    y, saved = norm.forward(*on_gpu(gpu, norm), eps=0.5)
+    assert [launched.values["eps"] for launched in gpu.launched] == [bits]
+    gpu.launched.clear()
+    norm.backward(y, saved)
+    passed = [launched.values["eps"] for launched in gpu.launched if "eps" in launched.values]
+    assert passed == [bits]
+
+
+def test_another_eps_compiles_nothing_and_makes_no_recipe(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    arrays = on_gpu(gpu, norm)
+    norm.forward(*arrays, eps=1.0)
+    loaded = gpu.calls.count("cuModuleLoadDataEx")
+    monkeypatch.setattr(type(norm._forward), "recipe", lambda *args: pytest.fail("a recipe is made"))
+    monkeypatch.setattr(Loaded, "bind", lambda *args: pytest.fail("kernels are bound"))
+    for eps in (2.0, 0.5, 2.0):
+        norm.forward(*arrays, eps=eps)
+    assert [launched.values["eps"] for launched in gpu.launched] == [0x3F800000, 0x40000000, 0x3F000000, 0x40000000]
+    assert gpu.calls.count("cuModuleLoadDataEx") == loaded
+
+
+def test_unaligned_arrays_get_it_too(gpu: FakeGpu) -> None:
+    """Their kernels are bound at their first call."""
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    x, gamma = on_gpu(gpu, norm)
+    norm.forward(x, gamma, eps=1.0)
+    odd = gpu.array("f32", 5, WIDTH, address=x.address + 4)
+    norm.forward(odd, gamma, eps=0.5)
+    norm.forward(x, gamma, eps=2.0)
+    assert [launched.values["eps"] for launched in gpu.launched] == [0x3F800000, 0x3F000000, 0x40000000]
+
+
+def test_a_launch_without_its_number_computes_nan(gpu: FakeGpu) -> None:
+    """And not what an eps of 0 would give."""
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    launcher = norm._forward.launcher(0)
+    launcher.bind(3, dict.fromkeys(launcher.tensors, WIDTH))(range(len(launcher.tensors)), 0, 0)
+    (launched,) = gpu.launched
+    assert np.isnan(np.array(launched.values["eps"] & 0xFFFFFFFF, np.uint32).view(np.float32))
+
+
+def test_threads_pass_their_own(gpu: FakeGpu) -> None:
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run")
+    arrays, gpu.pause = on_gpu(gpu, norm), 0.001
+
+    def work(eps: float) -> None:
+        for _ in range(10):
+            norm.forward(*arrays, eps=eps)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, (1.0, 2.0, 0.5)))
+    by_thread: dict[int, set[int]] = {}
+    for launched in gpu.launched:
+        by_thread.setdefault(launched.thread, set()).add(launched.values["eps"])
+    assert sorted(map(sorted, by_thread.values())) == [[0x3F000000], [0x3F800000], [0x40000000]]
+
+
+def test_two_backwards_of_one_norm_take_the_eps_of_their_own_forward(gpu: FakeGpu) -> None:
+    norm = lngen.compile("rmsnorm", d=WIDTH, eps="run", save="none")
+    arrays = on_gpu(gpu, norm)
+    saved = [norm.forward(*arrays, eps=eps)[1] for eps in (1.0, 2.0)]
+    gpu.launched.clear()
+    for one in (*saved, saved[0]):
+        norm.backward(arrays[0], one)
+    passed = [launched.values["eps"] for launched in gpu.launched if "eps" in launched.values]
+    assert passed == [0x3F800000, 0x40000000, 0x3F800000]
+
+
+def test_a_spec_of_a_norm_has_no_number() -> None:
+    norm = lngen.compile("layernorm", d=WIDTH, eps="run")
+    assert norm.spec() == parse_spec("layernorm.fwd:d=64,eps=run")
+    assert norm.spec("bwd").graph().by_value == ()
