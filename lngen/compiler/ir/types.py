@@ -167,6 +167,10 @@ class Value:
     name: str
     type: Type
 
+    def __hash__(self) -> int:
+        """That of the name, which is one in a graph: values are keys everywhere."""
+        return hash(self.name)
+
     def __str__(self) -> str:
         return f"%{self.name}"
 
@@ -243,6 +247,8 @@ class ByValue(Value):
 
     rule: str
 
+    __hash__ = Value.__hash__
+
 
 # ---- equations and graphs ----
 
@@ -258,6 +264,10 @@ class Eqn:
     op: str
     args: tuple[Value, ...] = ()
     attrs: Attrs = ()
+
+    def __hash__(self) -> int:
+        """That of the value that it defines."""
+        return hash(self.out)
 
     def attr(self, key: str) -> Attr:
         """The attribute ``key``; KeyError if the equation has none."""
