@@ -16,7 +16,7 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import BF16, F16, F32, F64, WIDE, D, DType, Graph, M, S, Value
 from lngen.compiler.ir.functions import ULPS
 from lngen.compiler.ir.numerics import Array, round_to
-from lngen.compiler.passes import upstream
+from lngen.compiler.ir.places import upstream
 from lngen.compiler.problem import Problem, Schedule, is_legal, problem
 from lngen.compiler.problem.footprint import vectors_per_thread
 from lngen.compiler.problem.schedule import exists

@@ -13,8 +13,8 @@ from typing import Any
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder, Options
 from lngen.compiler.ir import OPS, RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
+from lngen.compiler.ir.places import downstream
 from lngen.compiler.ir.type_rules import ORDER
-from lngen.compiler.passes.edit import downstream
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.user_input import failure, imported, is_function, line_of, module_name

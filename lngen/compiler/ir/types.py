@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum, StrEnum
 from typing import Any, Literal, Protocol
 
@@ -311,6 +311,10 @@ class Graph:
     eqns: tuple[Eqn, ...]
     results: tuple[Value, ...]
     attrs: Attrs = ()
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what ``places.once`` keeps."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def tensors(self) -> tuple[Value, ...]:

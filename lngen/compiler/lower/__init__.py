@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.compiler.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, compute_dtype
+from lngen.compiler.ir.places import extract, upstream
 from lngen.compiler.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch, requested_shared
 from lngen.compiler.lower.parts import (
     NUMBERS,
@@ -25,7 +26,6 @@ from lngen.compiler.lower.policies import leading_dimension
 from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.compiler.lower.split import Split, column_graph, split
 from lngen.compiler.lower.vectors import THREADS, number_kernel
-from lngen.compiler.passes import extract, upstream
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
 from lngen.compiler.problem.footprint import (
     COLUMN_THREADS,

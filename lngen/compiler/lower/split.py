@@ -19,8 +19,7 @@ from lngen.compiler.ir import (
     is_row_fold,
     is_sum,
 )
-from lngen.compiler.passes import downstream, extract, upstream
-from lngen.compiler.problem import depths
+from lngen.compiler.ir.places import depths, downstream, extract, upstream
 from lngen.errors import LowerError
 
 

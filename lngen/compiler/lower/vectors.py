@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lngen.compiler.ir import SUMS, Axis, D, Eqn, Graph, M, Value, ctype, is_number_fold, print_eqn
+from lngen.compiler.ir.places import operand_depth, upstream
 from lngen.compiler.lower.parts import Inputs, Statement, Sum, Tensor, c_name, declared, parameters
 from lngen.compiler.lower.phases import functor, named, tensor, term
-from lngen.compiler.passes import upstream
-from lngen.compiler.problem import operand_depth
 from lngen.errors import LowerError
 
 THREADS = 512

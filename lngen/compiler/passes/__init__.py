@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, verify
 from lngen.compiler.passes.decompose import decompose, place_fma
-from lngen.compiler.passes.edit import cse, dce, downstream, extract, share_constants, upstream
+from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.compiler.passes.instance import positive_inputs
 from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
@@ -32,8 +32,6 @@ __all__ = [
     "dce",
     "decompose",
     "defined",
-    "downstream",
-    "extract",
     "finish",
     "order_sums",
     "orders",
@@ -47,7 +45,6 @@ __all__ = [
     "share_results",
     "sharers",
     "simplify",
-    "upstream",
     "validate",
     "vjp",
 ]

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from lngen.compiler.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
-from lngen.compiler.passes.edit import dce, downstream, eqn_key, extract, upstream
+from lngen.compiler.ir.places import downstream, extract, upstream
+from lngen.compiler.passes.edit import dce, eqn_key
 from lngen.compiler.passes.simplify import Log, Step
 from lngen.errors import SpecError
 

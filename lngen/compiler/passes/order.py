@@ -29,7 +29,7 @@ from lngen.compiler.ir import (
     is_number_fold,
     is_row_fold,
 )
-from lngen.compiler.passes.edit import downstream
+from lngen.compiler.ir.places import downstream
 
 BySize = Mapping[int, int]
 

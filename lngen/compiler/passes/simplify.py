@@ -9,7 +9,8 @@ from fractions import Fraction
 
 from lngen.compiler.ir import Attr, Axis, Builder, D, Eqn, Graph, M, Value
 from lngen.compiler.ir.names import LONGEST_OF_COTANGENTS, describing, of_number, plain, widened
-from lngen.compiler.passes.edit import cse, downstream, eqn_key, upstream
+from lngen.compiler.ir.places import downstream, upstream
+from lngen.compiler.passes.edit import cse, eqn_key
 from lngen.compiler.passes.polynomial import (
     ONE,
     Atom,

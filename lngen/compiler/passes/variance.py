@@ -23,7 +23,8 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_row_fold,
 )
-from lngen.compiler.passes.edit import dce, downstream
+from lngen.compiler.ir.places import downstream
+from lngen.compiler.passes.edit import dce
 from lngen.compiler.passes.order import orders, rule_of
 
 SIGNIFICAND = {F16: 11, BF16: 8, F32: 24}  # bits

@@ -26,7 +26,8 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.names import describing, of_number, plain, widened
-from lngen.compiler.passes.edit import downstream, substitute
+from lngen.compiler.ir.places import downstream
+from lngen.compiler.passes.edit import substitute
 from lngen.compiler.passes.instance import cotangents, instance
 from lngen.compiler.passes.simplify import Contribution, Log, Step, simplify
 from lngen.errors import DerivativeError

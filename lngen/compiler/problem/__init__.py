@@ -3,7 +3,7 @@
 The layout of rows, and what a kernel takes of a GPU, are in ``lngen.compiler.problem.footprint``.
 """
 
-from lngen.compiler.problem.facts import Problem, depths, operand_depth, problem, segment_sums_of
+from lngen.compiler.problem.facts import Problem, problem
 from lngen.compiler.problem.footprint import fits
 from lngen.compiler.problem.legal import check, is_legal
 from lngen.compiler.problem.schedule import (
@@ -26,12 +26,9 @@ __all__ = [
     "check",
     "check_arch",
     "complete",
-    "depths",
     "fits",
     "is_legal",
     "minimum_arch",
-    "operand_depth",
     "parse_schedule",
     "problem",
-    "segment_sums_of",
 ]

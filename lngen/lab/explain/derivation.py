@@ -14,10 +14,10 @@ from itertools import pairwise
 
 from lngen.compiler.ir import OPS, WIDE, Axis, Eqn, Graph, Value, is_row_fold
 from lngen.compiler.ir.names import fresh
-from lngen.compiler.passes import IDENTITIES, Trace, downstream
+from lngen.compiler.ir.places import depths, downstream
+from lngen.compiler.passes import IDENTITIES, Trace
 from lngen.compiler.passes.polynomial import Atom, AxisSum, Product, Size
 from lngen.compiler.passes.simplify import Terms
-from lngen.compiler.problem import depths
 from lngen.compiler.spec import Spec
 from lngen.lab.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
 from lngen.lab.explain.statements import check_equations

@@ -17,7 +17,7 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import F16, F64, WIDE, D, Eqn, S, Type, print_eqn, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array, column_depth, row_depth
-from lngen.compiler.passes import upstream
+from lngen.compiler.ir.places import upstream
 from lngen.compiler.passes.variance import is_rounded
 from lngen.errors import SpecError
 from lngen.lab.explain.ranges import Facts, Range, largest

@@ -9,9 +9,9 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lngen.compiler.ir import WIDE, D, S, is_column_fold, is_number_fold, is_row_fold
+from lngen.compiler.ir.places import downstream
 from lngen.compiler.lower import Kernel, Plan
 from lngen.compiler.lower.parts import Phase
-from lngen.compiler.passes import downstream
 from lngen.compiler.problem.footprint import WARP
 
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"

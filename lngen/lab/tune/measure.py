@@ -18,7 +18,7 @@ from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, D, Graph, M, Value, bits_of, is_number_fold, is_row_fold, values_of
 from lngen.compiler.ir.numerics import Array
-from lngen.compiler.passes import extract
+from lngen.compiler.ir.places import extract
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.cupy_import import load_cupy

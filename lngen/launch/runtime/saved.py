@@ -11,7 +11,8 @@ import numpy as np
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, D, Graph, M, Value, preformatted
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.passes import accumulated, extract, rebuilt
+from lngen.compiler.ir.places import extract
+from lngen.compiler.passes import accumulated, rebuilt
 from lngen.compiler.spec import Spec
 from lngen.errors import ArrayError
 

@@ -21,8 +21,8 @@ from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import D, Graph, M, is_number_fold
 from lngen.compiler.ir.numerics import Array
+from lngen.compiler.ir.places import extract
 from lngen.compiler.lower import Plan
-from lngen.compiler.passes import extract
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.cupy_import import load_cupy

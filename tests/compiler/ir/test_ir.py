@@ -43,8 +43,8 @@ from lngen.compiler.ir import (
 from lngen.compiler.ir.functions import BIAS, ULPS
 from lngen.compiler.ir.meanings import literal
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
+from lngen.compiler.ir.places import extract
 from lngen.compiler.ir.types import axes_union
-from lngen.compiler.passes import extract
 from lngen.compiler.spec import parse_spec
 from lngen.errors import ParseError, VerifyError
 from paths import ROOT

@@ -15,7 +15,8 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import RUN, D, Graph, M, Value, values_of
 from lngen.compiler.ir.evaluate import evaluate
-from lngen.compiler.passes import downstream, simplify, upstream
+from lngen.compiler.ir.places import downstream, upstream
+from lngen.compiler.passes import simplify
 from lngen.compiler.passes.edit import dce, substitute
 from lngen.compiler.passes.polynomial import AxisSum, Term
 from lngen.compiler.spec import Spec, make_spec, parse_spec

@@ -19,10 +19,11 @@ from lngen.compiler.graphs import GRAPHS
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import F32, F64, Axis, D, Graph, M, is_sum, parse
 from lngen.compiler.ir.numerics import Array
+from lngen.compiler.ir.places import depths
 from lngen.compiler.lower import lower
 from lngen.compiler.passes import order
 from lngen.compiler.passes.order import column_order, orders, row_order, rule_of
-from lngen.compiler.problem import Schedule, depths, is_legal, parse_schedule, problem
+from lngen.compiler.problem import Schedule, is_legal, parse_schedule, problem
 from lngen.compiler.schedule import ranked
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.proof.check.inputs import mismatches, random_inputs

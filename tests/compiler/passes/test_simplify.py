@@ -10,7 +10,7 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import F64, Axis, Builder, D, Graph, M, Value
 from lngen.compiler.ir.functions import ULPS
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.passes import upstream
+from lngen.compiler.ir.places import upstream
 from lngen.compiler.spec import make_spec
 from own_graphs import layernorm_of, own, rms
 from plans import best, run_checked

@@ -12,12 +12,12 @@ import sampling
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.devices import Device, capability, default_device, described, device_for
 from lngen.compiler.ir import parse
+from lngen.compiler.ir.places import depths, folds
 from lngen.compiler.lower import lower, requested_shared
 from lngen.compiler.problem import (
     Problem,
     Schedule,
     check_arch,
-    depths,
     fits,
     footprint,
     is_legal,
@@ -25,7 +25,6 @@ from lngen.compiler.problem import (
     parse_schedule,
     problem,
 )
-from lngen.compiler.problem.facts import folds
 from lngen.compiler.problem.footprint import (
     dynamic_shared,
     has_room,

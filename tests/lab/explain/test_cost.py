@@ -14,9 +14,9 @@ from explained import computed, subject_of
 from lngen import config
 from lngen.compiler.devices import described
 from lngen.compiler.ir import REDUCTIONS, WIDE
+from lngen.compiler.ir.places import depths, upstream
 from lngen.compiler.lower import Plan
-from lngen.compiler.passes import upstream
-from lngen.compiler.problem import Schedule, depths
+from lngen.compiler.problem import Schedule
 from lngen.compiler.problem.footprint import vectors_per_thread
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.lab.explain import Section, Subject, cost, explain, fusion, reasons
