@@ -4,12 +4,12 @@
     python tests/proof/cover.py choose DIR       writes tests/data/left_out.txt: what a plain run has no time for
     python tests/proof/cover.py kill DIR         330 drawn mutants: killed by all tests, and by those of the plain run?
     python tests/proof/cover.py kill DIR --others    330 others, by which nobody chose
-    python tests/proof/cover.py spare DIR        functions that other tests make needless, with those that do
+    python tests/proof/cover.py spare DIR        functions that other tests may make needless, to be read
 
-A plain run has a cover, which runs every block (``blocks.py``), the tests that kill mutants, and of all others the
-cheapest that it has time for: three of four tests take a tenth of the time, and what is cheap asserts most. Costs are
-rounded to powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Cases whose names
-are positions (``message0``) stay or go with all of their function.
+A plain run has a cover, which runs every block (``blocks.py``), a test for each mutant that died, and of all other
+tests the cheapest that it has time for: three of four take a tenth of the time, and what is cheap asserts most. Costs
+are rounded to powers of two of 10 ms, and ties are broken by name, so two recordings give nearly one set. Cases whose
+names are positions (``message0``) stay or go with all of their function.
 
 In the plain run stay tests that fail under the recorder or are skipped, and those whose subject is no code of lngen:
 they run no block of it, or are about pages, messages and the repository.
@@ -29,7 +29,7 @@ import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less 
 UNIT = 0.01  # seconds, of which costs are powers of two
 SEED, COUNT, TEMPLATES = 20261127, 300, 30
 TRIED, LONGEST = 40, 3.0  # tests at most for a mutant, and seconds of one
+NOT_RECORDED = "tests/lab/tune/test_tuner.py"  # its workers are forks, which wait for the recorder's
 OF_TEXTS = tuple(f"tests/test_{name}.py" for name in ("docs", "messages", "repo", "results", "sampling"))
 HEAD = """\
 # The tests that a plain run leaves out, since others run what they run. pytest -m full runs them.
@@ -75,7 +76,7 @@ class Recorded:
 def record(folder: Path, jobs: int) -> None:
     """One process for each of ``jobs`` shares of the test files."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = sorted(path for path in (ROOT / "tests").rglob("test_*.py"))
+    files = sorted({*(ROOT / "tests").rglob("test_*.py")} - {ROOT / NOT_RECORDED})
     size = Counter({path: path.stat().st_size for path in files})
     shares: list[list[Path]] = [[] for _ in range(jobs)]
     for path, _ in size.most_common():
@@ -144,9 +145,13 @@ def cover(tests: Sequence[Recorded]) -> set[str]:
     return chosen
 
 
-def affordable(tests: Sequence[Recorded], killers: set[str], cpu: float) -> set[str]:
-    """Names of a cover with every test of ``killers``, and of the cheapest others until all take ``cpu`` seconds."""
-    chosen = cover([replace(t, kept=t.kept or not killers.isdisjoint(t.tests)) for t in tests])
+def affordable(tests: Sequence[Recorded], killers: Iterable[Collection[str]], cpu: float) -> set[str]:
+    """Names of a cover with a test of each of ``killers``, and of the cheapest others for ``cpu`` seconds in all."""
+    chosen, by_test = cover(tests), {name: t for t in tests for name in t.tests}
+    for able in killers:
+        found = sorted((by_test[n].cost, by_test[n].name) for n in able if n in by_test)
+        if found and not any(name in chosen for _, name in found):
+            chosen.add(found[0][1])
     spent = sum(t.cpu for t in tests if t.name in chosen)
     for t in sorted(tests, key=lambda t: (rounded(t.cpu / len(t.tests)), t.name)):
         if t.name not in chosen and spent + t.cpu <= cpu:
@@ -155,10 +160,22 @@ def affordable(tests: Sequence[Recorded], killers: set[str], cpu: float) -> set[
     return chosen
 
 
+def known_killers(folder: Path) -> list[list[str]]:
+    """The tests that killed each mutant, of those kept and of every trial in the folder."""
+    found = defaultdict[Any, set[str]](set)
+    for line in DRAWN.read_text(encoding="utf-8").splitlines() if DRAWN.exists() else ():
+        row = json.loads(line)
+        found[tuple(row["place"])] |= {row["all"], row["plain"]} - {""}
+    for path in sorted(folder.glob("*.out")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[tuple(row["place"][:5])] |= {row["killed"]} - {""}
+    return [sorted(tests) for _, tests in sorted(found.items())]
+
+
 def choose(folder: Path, cpu: float) -> None:
     """Writes what is not ``affordable``."""
-    tests = recorded(lines(folder))
-    killers = {json.loads(line)["all"] for line in DRAWN.read_text(encoding="utf-8").splitlines()}
+    tests, killers = recorded(lines(folder)), known_killers(folder)
     chosen = affordable(tests, killers, cpu)
     for label, names in (("a cover with killers", affordable(tests, killers, 0)), ("a plain run", chosen)):
         taken = [t for t in tests if t.name in names]
@@ -367,14 +384,14 @@ def spare(folder: Path, jobs: int) -> None:
         of_block[m.block].append(m)
     mine = {f.name: own(f, runs, of_block) for f in every.values() if all(runs[b] > HOLD for b in f.blocks)}
     first = [
-        {"place": [*m.place, name], "after": m.after, "tests": every[name].quick} for name in mine for m in mine[name]
+        {"place": (*m.place, name), "after": m.after, "tests": every[name].quick} for name in mine for m in mine[name]
     ]
     killed_by_own = killed(first, jobs, folder / "own")
     second = [
         {**w, "tests": [t for f in by_block[m.block][:40] if f.name != name for t in f.quick[:1]]}
         for name in mine
         for m in mine[name]
-        for w in [{"place": [*m.place, name], "after": m.after}]
+        for w in [{"place": (*m.place, name), "after": m.after}]
         if killed_by_own[(*m.place, name)]
     ]
     instead = defaultdict[str, list[str]](list)

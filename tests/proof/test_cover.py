@@ -134,11 +134,12 @@ def test_a_cover_runs_every_block() -> None:
 def test_a_plain_run_takes_killers_and_the_cheapest() -> None:
     costs = {"covers": 5.0, "kills": 3.0, "cheap": 0.1, "dear": 0.5, "dearer": 1.0}
     tests = [
-        cover.Recorded(n, (n,), cpu, cover.rounded(cpu), frozenset({"b", *({"a"} if n == "covers" else ())}), False)
+        cover.Recorded(n, (n,), cpu, cover.rounded(cpu), frozenset("a" if n == "covers" else ""), False)
         for n, cpu in costs.items()
     ]
     for cpu, more in ((0.0, {}), (8.2, {"cheap"}), (8.6, {"cheap", "dear"}), (20.0, {"cheap", "dear", "dearer"})):
-        assert cover.affordable(tests, {"kills", ""}, cpu) == {"covers", "kills", *more}
+        assert cover.affordable(tests, [["kills"], ["gone"], ["covers", "dear"], []], cpu) == {"covers", "kills", *more}
+    assert cover.affordable(tests, [["kills", "dearer"]], 0.0) == {"covers", "dearer"}
 
 
 def test_a_function_goes_if_others_hold_what_it_holds() -> None:
