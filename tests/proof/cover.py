@@ -41,10 +41,10 @@ sys.path.append(str(ROOT / "tests/support"))
 import sampling  # noqa: E402
 
 DRAWN = ROOT / "tests/data/mutants.txt"
-CPU = 300.0  # seconds of a plain run's tests: three minutes of two cores, less what starting and collecting take
+CPU = 290.0  # seconds of a plain run's tests: three minutes of two cores, less what starting and collecting take
 UNIT = 0.01  # seconds, of which costs are powers of two
 SEED, COUNT, TEMPLATES = 20261127, 300, 30
-TRIED, LONGEST = 40, 3.0  # tests at most for a mutant, and seconds of one
+TRIED, AGAIN, LONGEST = 40, 80, 3.0  # tests at most for a mutant, and for one that has died before; seconds of one
 NOT_RECORDED = "tests/lab/tune/test_tuner.py"  # its workers are forks, which wait for the recorder's
 OF_TEXTS = tuple(f"tests/test_{name}.py" for name in ("docs", "messages", "repo", "results", "sampling"))
 HEAD = """\
@@ -282,15 +282,18 @@ def kill(folder: Path, jobs: int, others: bool) -> None:
     tests = recorded(lines(folder))
     by_block = defaultdict[str, list[Recorded]](list)
     for t in sorted(tests, key=lambda t: (t.cost, t.name)):
-        for block in {name for b in t.blocks for name in (b, b.rpartition(":")[0])} if not t.kept else ():
+        able = not t.kept or t.name.startswith(OF_TEXTS)
+        for block in {name for b in t.blocks for name in (b, b.rpartition(":")[0])} if able else ():
             by_block[block].append(t)  # by the block, and by its file
     mutants, base = drawn(others), folder / ("others" if others else "drawn")
-    every = killed([trial(m, by_block[m.block]) for m in mutants], jobs, Path(f"{base}-all"))
+    rows = map(json.loads, DRAWN.read_text(encoding="utf-8").splitlines() if DRAWN.exists() else ())
+    died = {tuple(row["place"]) for row in rows if row["all"]}
+    every = killed([trial(m, by_block[m.block], m.place in died) for m in mutants], jobs, Path(f"{base}-all"))
     names = {"", *(name for t in tests for name in t.tests)}
     plain = {place: test for place, test in every.items() if test in names and not sampling.is_listed(test)}
     again = [m for m in mutants if m.place not in plain]
     taken = {b: [t for t in found if not sampling.is_listed(t.tests[0])] for b, found in by_block.items()}
-    plain |= killed([trial(m, taken.get(m.block, [])) for m in again], jobs, Path(f"{base}-plain"))
+    plain |= killed([trial(m, taken.get(m.block, []), True) for m in again], jobs, Path(f"{base}-plain"))
     with (Path(f"{base}.txt") if others else DRAWN).open("w", encoding="utf-8") as file:
         for m in mutants:
             by = {"all": every[m.place], "plain": plain[m.place]}
@@ -301,13 +304,13 @@ def kill(folder: Path, jobs: int, others: bool) -> None:
         print(f"  {m.block} {m.function}: {m.before} -> {m.after}; {every[m.place]}")
 
 
-def trial(m: blocks.Mutant, able: Sequence[Recorded]) -> dict[str, Any]:
-    """A mutant and the tests to try on it: the cheapest of every file, the cheapest first."""
+def trial(m: blocks.Mutant, able: Sequence[Recorded], again: bool) -> dict[str, Any]:
+    """A mutant and the tests to try on it: the cheapest of every file, or of every function, the cheapest first."""
     first: dict[str, str] = {}
     for t in able:
         if t.cost <= LONGEST * len(t.tests):
-            first.setdefault(t.file, t.tests[0])
-    return {"place": m.place, "after": m.after, "tests": [*first.values()][:TRIED]}
+            first.setdefault(t.name.partition("[")[0] if again else t.file, t.tests[0])
+    return {"place": m.place, "after": m.after, "tests": [*first.values()][: AGAIN if again else TRIED]}
 
 
 def killed(wanted: Sequence[Mapping[str, Any]], jobs: int, base: Path) -> dict[Any, str]:
