@@ -27,6 +27,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,11 +88,12 @@ def record(folder: Path, jobs: int) -> None:
 
 
 def started(files: Sequence[Path], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Pytest in one process with the recorder, on an empty cache."""
+    """Pytest in one process with the recorder, on an empty cache: templates that count blocks are nobody else's."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests/proof"), os.environ.get("PYTHONPATH", "")])
-    variables = {**variables, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    environment = {**{k: v for k, v in os.environ.items() if k != "LNGEN_TEST_CACHE"}, **variables}
+    own = {"LNGEN_TEST_CACHE": "", "LNGEN_CACHE_DIR": tempfile.mkdtemp(prefix="lngen-cover-"), "PYTHONPATH": paths}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "recorder"]
+    environment = {**os.environ, **variables, **own, **threads}
     return subprocess.Popen([*command, *map(str, files)], cwd=ROOT, env=environment)
 
 
