@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 # Lowest first; a module may import its own layer and those below it. The rooms, and the layers of the compiler.
 LAYERS = (
-    {"errors", "config", "cupy_import", "files", "user_input", "version"},
+    {"errors", "config", "files", "user_input", "version"},
     {"compiler.devices", "compiler.headers", "compiler.ir"},
     {"compiler.graphs", "compiler.passes"},
     {"compiler.interpret", "compiler.problem", "compiler.spec"},
@@ -50,7 +50,7 @@ OPTIONAL = {"cupy", "cupyx", "cupy_backends", "torch", "vllm", "flashinfer"}
 MAY_IMPORT_OPTIONAL = (
     "compiler/toolchain/nvrtc.py",
     "launch/arrays.py",
-    "cupy_import.py",
+    "files.py",
     "launch/runtime/",
     "lab/bench/",
     "proof/check/",
@@ -247,7 +247,7 @@ def test_cupy_and_torch_are_imported_lazily_and_only_where_listed() -> None:
     early = [i for i in found if i.at_module_level and not str(i.path).startswith(at_once)]
     assert [str(i) for i in found if i in early or not str(i.path).startswith(allowed)] == []
     places = {(str(i.path.relative_to(PACKAGE)), i.target) for i in every if i.root.startswith("cupy")}
-    assert places == {("cupy_import.py", "cupy"), ("compiler/toolchain/nvrtc.py", "cupy.cuda.nvrtc")}
+    assert places == {("files.py", "cupy"), ("compiler/toolchain/nvrtc.py", "cupy.cuda.nvrtc")}
     for name in ("hub_package", "torch"):
         names = [i for i in every if f"{i.target}.".startswith(f"lngen.{name}.")]
         own = str(PACKAGE.joinpath(*name.split(".")))

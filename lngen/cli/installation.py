@@ -19,8 +19,8 @@ from lngen.cli import COMMANDS
 from lngen.cli.output import Output, output_options, stage_options, table, write
 from lngen.compiler.toolchain import nvrtc_version, supported_arches
 from lngen.config import data_dir
-from lngen.cupy_import import IN_MEMORY, default_cache, load_cupy
 from lngen.errors import LngenError, MissingError, one_of
+from lngen.files import IN_MEMORY, default_cache, load_cupy
 from lngen.version import __version__, install_hint
 
 # ---- help: a page of the documentation ----

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ..cupy_import import load_cupy
 from ..errors import ArrayError, MissingError
+from ..files import load_cupy
 
 DTYPES = ("f16", "bf16", "f32", "f64")
 

@@ -13,8 +13,8 @@ from lngen import config
 from lngen.compiler.headers import included
 from lngen.compiler.toolchain import cache
 from lngen.compiler.toolchain.nvrtc_results import UNIT, Resources, entries, explained, repaired, resources, tidied
-from lngen.cupy_import import load_cupy
 from lngen.errors import CompileError, LngenError, MissingError
+from lngen.files import load_cupy
 from lngen.version import install_hint
 
 ARCHES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")

@@ -17,8 +17,8 @@ from lngen.compiler.ir import DType, bits_of, values_of
 from lngen.compiler.problem import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import compile_cubin
-from lngen.cupy_import import load_cupy
 from lngen.errors import LngenError, MissingError, one_of
+from lngen.files import load_cupy
 from lngen.lab.bench import timing
 from lngen.lab.bench.argument_sets import MEAN, Case, Prepared, Provider
 from lngen.lab.bench.peers import LIBRARIES, Torch

@@ -21,9 +21,8 @@ from uuid import UUID
 
 from lngen.compiler.schedule.recorded import benched
 from lngen.config import data_dir
-from lngen.cupy_import import load_cupy
 from lngen.errors import LngenError
-from lngen.files import parse_json, read, shown, write_all
+from lngen.files import load_cupy, parse_json, read, shown, write_all
 from lngen.lab.bench.records import HostRecord, Record, judge, summarise
 from lngen.lab.bench.tasks import DIRECTIONS
 from lngen.user_input import LARGEST

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from lngen.compiler.ir import DType
-from lngen.cupy_import import load_cupy
 from lngen.errors import MissingError
+from lngen.files import load_cupy
 from lngen.lab.bench.timing import Launch
 from lngen.launch.arrays import torch_dtypes
 from lngen.launch.runtime.launcher import device_count

@@ -21,8 +21,8 @@ from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.places import extract
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import nvrtc_version
-from lngen.cupy_import import load_cupy
 from lngen.errors import LngenError
+from lngen.files import load_cupy
 from lngen.lab.bench import timing
 from lngen.lab.bench.tasks import floor_bytes
 from lngen.lab.bench.timing import Launch

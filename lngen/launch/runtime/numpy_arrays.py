@@ -14,8 +14,8 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Axis, Graph, Value, bits_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.compiler.passes import accumulated
-from lngen.cupy_import import load_cupy
 from lngen.errors import ArrayError
+from lngen.files import load_cupy
 from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
 from lngen.launch.kernels import Tensor
 from lngen.launch.runtime.launcher import Launcher, device_arch

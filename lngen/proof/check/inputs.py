@@ -18,7 +18,7 @@ from lngen.compiler.lower import Plan
 from lngen.compiler.lower.parts import Distance
 from lngen.compiler.passes.instance import normal
 from lngen.compiler.spec import Spec
-from lngen.cupy_import import load_cupy
+from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher
 from lngen.launch.runtime.numpy_arrays import raw
 

@@ -25,7 +25,7 @@ from lngen.compiler.ir.places import extract
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.compiler.toolchain import nvrtc_version
-from lngen.cupy_import import load_cupy
+from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.runtime.numpy_arrays import launch_raw, raw
 from lngen.proof.check.inputs import POISON, random_inputs

@@ -19,8 +19,8 @@ from child import output, start
 from fuzz import JSON, fuzzed
 from lngen.compiler import toolchain
 from lngen.compiler.toolchain import cache, nvrtc
-from lngen.cupy_import import load_cupy
 from lngen.errors import MissingError
+from lngen.files import load_cupy
 from other_user import UID
 
 ONE = 'extern "C" __global__ void one(float *a) { a[threadIdx.x] += 1.0f; }\n'

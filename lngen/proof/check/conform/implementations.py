@@ -22,8 +22,8 @@ import numpy as np
 from lngen.compiler.ir import RUN, WIDE, DType
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.compiler.spec import Spec
-from lngen.cupy_import import load_cupy
 from lngen.errors import MissingError, SpecError, short
+from lngen.files import load_cupy
 from lngen.launch.arrays import torch_dtypes
 from lngen.launch.runtime.norm import Norm
 from lngen.proof.check.oracles import NormName
