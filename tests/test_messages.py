@@ -13,10 +13,7 @@ FILES = sorted((ROOT / "tests" / "messages").rglob("*.txt"))
 
 @pytest.mark.parametrize("file", FILES, ids=[path.stem for path in FILES])
 def test_messages(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    monkeypatch.chdir(tmp_path)
-    now = golden_messages.rewritten(file.read_text(encoding="utf-8"), tmp_path)
-    assert golden_messages.unmeant(now) == []
-    golden_messages.settle(file, now, pytestconfig)
+    golden_messages.check(golden_messages, file, tmp_path, monkeypatch, pytestconfig)
 
 
 FILE = '''\

@@ -14,10 +14,7 @@ FILES = sorted((ROOT / "tests" / "transcripts").rglob("*.txt"))
 
 @pytest.mark.parametrize("file", FILES, ids=[path.stem for path in FILES])
 def test_transcripts(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
-    monkeypatch.chdir(tmp_path)
-    now = transcripts.rewritten(file.read_text(encoding="utf-8"), tmp_path)
-    assert transcripts.unmeant(now) == []
-    golden_messages.settle(file, now, pytestconfig)
+    golden_messages.check(transcripts, file, tmp_path, monkeypatch, pytestconfig)
 
 
 FILE = r"""A heading stays.

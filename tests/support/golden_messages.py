@@ -100,3 +100,11 @@ def settle(file: Path, now: str, config: pytest.Config) -> None:
     else:
         assert now == text
     assert [line for line in now.splitlines() if len(line) > 120] == []
+
+
+def check(kind: Any, file: Path, folder: Path, patch: pytest.MonkeyPatch, config: pytest.Config) -> None:
+    """A file holds what its lines give in an empty ``folder``; ``kind`` is the module that rewrites such files."""
+    patch.chdir(folder)
+    now = kind.rewritten(file.read_text(encoding="utf-8"), folder)
+    assert kind.unmeant(now) == []
+    settle(file, now, config)
