@@ -10,7 +10,7 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import D, M
 from lngen.compiler.lower import Kernel, Plan, Statement, lower
-from lngen.compiler.lower.parts import Join
+from lngen.compiler.lower.spelling import Join
 from lngen.compiler.problem import Problem, Schedule, parse_schedule, problem
 from lngen.compiler.schedule import ranked
 from lngen.compiler.spec import Spec, make_spec, parse_spec
@@ -81,7 +81,7 @@ PLANS: dict[str, tuple[str, Schedule]] = {
 
 def statements(kernel: Kernel) -> Iterator[Statement]:
     """Every statement of a kernel."""
-    yield from (*kernel.uniform, *kernel.per_row, *kernel.statements)
+    yield from (*kernel.uniform, *kernel.per_row)
     if kernel.finish:
         yield from (*kernel.finish.uniform, *kernel.finish.statements)
     for phase in kernel.phases:

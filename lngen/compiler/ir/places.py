@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
-from lngen.compiler.ir.types import SEGMENT_SUMS, Eqn, Graph, S, Value, is_row_fold, is_sum
+from lngen.compiler.ir.types import SEGMENT_SUMS, Eqn, Graph, S, Value, is_number_fold, is_row_fold, is_sum
 
 Found = TypeVar("Found")
 
@@ -89,7 +89,8 @@ def folds(graph: Graph) -> tuple[Folds, ...]:
         exchanged = [e for e in graph.eqns if e in read or (e in reductions and e.op not in SEGMENT_SUMS)]
         return Folds(reductions, tuple(exchanged), joined)
 
-    return tuple(phase(n) for n in range(1, max(levels.values(), default=0) + 1))
+    phases = (phase(n) for n in range(1, max(levels.values(), default=0) + 1))
+    return tuple(p for p in phases if p != Folds())  # reductions of vectors end phases of another kernel
 
 
 def segment_sums_of(graph: Graph, joined: Iterable[Eqn]) -> tuple[Eqn, ...]:
@@ -103,16 +104,17 @@ def segment_sums_of(graph: Graph, joined: Iterable[Eqn]) -> tuple[Eqn, ...]:
 
 @once
 def depths(graph: Graph) -> Mapping[Value, int]:
-    """The phase of each value: the number of reductions over D that must be finished one after the other before it.
+    """The phase of each value: the number of reductions that must be finished one after the other before it.
 
-    A reduction over D, of rows or of segments, ends a phase. A sum over S ends none: blocks exchange the sums of their
-    segments when they have all of them, so its phase is that of the last sum in the exchange.
+    A reduction over D, of rows or of segments, ends a phase, and so does one of a whole vector. A sum over S ends none:
+    blocks exchange the sums of their segments when they have all of them, so its phase is that of the last sum in the
+    exchange.
     """
     rounds, last = _rounds(graph), dict[int, int]()
     while True:
         levels = dict.fromkeys(graph.params, 0)
         for eqn in graph.eqns:
-            level = operand_depth(eqn, levels) + is_row_fold(eqn)
+            level = operand_depth(eqn, levels) + (is_row_fold(eqn) or is_number_fold(eqn))
             levels[eqn.out] = max(level, last.get(rounds[eqn.out] - 1, 0)) if is_sum(eqn, S) else level
         found = _exchanges(graph, levels)
         if found == last:

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import REDUCTIONS, WIDE, D, DType, Eqn, Graph, M, Value, compute_dtype
+from lngen.compiler.ir import REDUCTIONS, D, DType, Eqn, Graph, M, Value, compute_dtype
 from lngen.compiler.ir.places import extract, upstream
-from lngen.compiler.lower.finish import COLUMN_ROWS, column_policy, finish_of, in_single_launch, requested_shared
-from lngen.compiler.lower.parts import (
+from lngen.compiler.lower.arguments import (
     NUMBERS,
     ROWS,
     Argument,
-    Inputs,
-    Statement,
-    Sum,
     at_two_distances,
     number,
     sharing,
     tensors,
     workspace,
 )
-from lngen.compiler.lower.phases import Accumulate, Style, before, named, phases, tensor, uniform
-from lngen.compiler.lower.plan import Buffer, Extent, Kernel, Plan
+from lngen.compiler.lower.cut import Parts, column_graph, cut
+from lngen.compiler.lower.finish import column_kernel, column_policy, finish_of, in_single_launch, requested_shared
+from lngen.compiler.lower.nest import Nest, nest
+from lngen.compiler.lower.numbers import STYLE, THREADS, number_spelling, shared_numbers
+from lngen.compiler.lower.plan import Buffer, Extent, Kernel, Plan, by_level
 from lngen.compiler.lower.policies import leading_dimension
-from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
-from lngen.compiler.lower.split import Split, column_graph, split
-from lngen.compiler.lower.vectors import THREADS, number_kernel
+from lngen.compiler.lower.rows import releasing, row_kernel, row_spelling, row_style, template_of
+from lngen.compiler.lower.spelling import Inputs, Spelling, Statement, Sum, c_name, named, phase_texts
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
 from lngen.compiler.problem.footprint import (
     COLUMN_THREADS,
@@ -56,12 +55,12 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
     return _Lowering(spec, schedule, graph, facts).plan()
 
 
-def structure(graph: Graph) -> tuple[Split, DType]:
+def structure(graph: Graph) -> tuple[Parts, DType]:
     """The parts of ``graph`` and the dtype of its sums, which no schedule changes; LowerError if no kernels have them.
 
     Only sums along S, under form=multipass, depend on the schedule besides.
     """
-    return split(graph), accumulator(graph)
+    return cut(graph), accumulator(graph)
 
 
 class _Lowering:
@@ -116,18 +115,18 @@ class _Lowering:
         graph = extract(graph, graph.name, graph.params, needed)
         s, p = self.schedule, replace(self.facts, column_sums=len(sums))
         row = row_kernel(graph, outputs, s, p)
-        style = row_style(graph, row)
+        placed = nest(graph, outputs, sums, row_style(row))
         arguments = [
             *tensors(graph.params, "input"),
             *tensors(outputs, "output", handed),
             *(workspace(self.partials[e.out], self.real) for e in sums),
             *[Argument("counter_", "unsigned long long", "workspace", "counter_")] * s.dynamic,
         ]
-        grid = _row_grid(s, p), Extent()
-        kernel = self._kernel("rows", template_of(row), graph, arguments, style.inputs, grid, s.block)
+        kernel = self._kernel("rows", graph, arguments, placed, row_spelling(graph, row), _row_grid(s, p), s.block)
         return replace(
             kernel,
-            phases=releasing(phases(graph, sums, outputs, style), row),
+            template=f"{template_of(row)}.cu.jinja",
+            phases=releasing(kernel.phases, row),
             blocks_per_sm=s.blocks_per_sm,
             policies=row.policies,
             accumulators=self._accumulators(sums),
@@ -139,24 +138,28 @@ class _Lowering:
     def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
         """Column sums alone, a thread per vector of columns: for rows too wide to keep their sums in one block."""
         s, p, sums = self.schedule, self.facts, self.parts.sums
-        inputs = _of_vector(graph)
         arguments = [
             *tensors(graph.params, "input", handed, self.graph.results),
             *(workspace(self.partials[e.out], self.real) for e in sums),
         ]
-        threads, groups = column_threads(s, p), groups_of_a_block(s, p)
-        grid = Extent(-(-p.d // (threads * p.chunk))), Extent(per=groups, limit=partial_rows(s, p))
-        kernel = self._kernel("columns", "columns", graph, arguments, inputs, grid, column_block(s, p))
+        inputs = Inputs({v: f"{c_name(v)}[i_]" for v in graph.params if D in v.type.axes})
+        spelling = Spelling(inputs, partial="{}_sums_[i_]")
+        kernel = self._kernel(
+            "columns",
+            graph,
+            arguments,
+            nest(graph, (), sums),
+            spelling,
+            Extent(-(-p.d // (column_threads(s, p) * p.chunk))),
+            column_block(s, p),
+        )
+        grid = kernel.grid[0], Extent(per=groups_of_a_block(s, p), limit=partial_rows(s, p))
         return replace(
             kernel,
-            phases=phases(graph, sums, (), Style(inputs, accumulate=Accumulate(target="{0}_sums_[i_]"))),
+            grid=grid,
             policies=(column_policy(s, p),),
             accumulators=self._accumulators(sums),
-            groups=groups,
-            row_step=partial_rows(s, p) * groups,
-            unroll=max(COLUMN_ROWS // groups, 1),
-            leading=leading_dimension(p),
-            evict_last=f"EvictLastStore{min(16, s.vec * p.real_size)}",
+            column=column_kernel(s, p),
         )
 
     def _accumulators(self, sums: tuple[Eqn, ...]) -> tuple[Sum, ...]:
@@ -165,31 +168,29 @@ class _Lowering:
         needed = upstream(finish.eqns, {*finish.results} - {*self.parts.handed})
         order = f"order={self.spec.order}, which fixes its bits, adds rows first."
         why = f"Only a sum over these columns is a result. {order}"
-        return tuple(replace(named(e, n), why="" if e.out in needed else why) for n, e in enumerate(sums))
+        return tuple(replace(s, why="" if e.out in needed else why) for e, s in zip(sums, named(sums), strict=True))
 
     def _finish(self, graph: Graph) -> Kernel:
         """The partial sums of all blocks added in their order, and the results computed from them."""
         s, p, sums = self.schedule, self.facts, self.parts.sums
-        inputs = _of_column(graph, tuple(self.partials))
         narrow = [v for v in graph.params if v not in self.partials]
         arguments = [
             *tensors(narrow, "input"),
             *tensors(graph.results, "output", self.parts.handed),
             *(workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params),
         ]
-        finish = finish_of(s, p, tuple(named(e, n) for n, e in enumerate(sums)), _stored(graph, inputs))
-        grid = Extent(-(-p.d // finish.columns)), Extent()
+        kernel = self._kernel("finish", graph, arguments, nest(graph, graph.results), _of_column(narrow), Extent(), 0)
+        finish = finish_of(s, p, named(sums), kernel.phases[0].loops[0].element)
         block = finish.columns // finish.columns_per_thread * finish.interleave
-        kernel = self._kernel("finish", "finish", graph, arguments, inputs, grid, block)
-        return replace(kernel, always=True, finish=finish)
+        grid = Extent(-(-p.d // finish.columns)), Extent()
+        return replace(kernel, phases=(), grid=grid, block=block, always=True, finish=finish)
 
     def _elementwise(self, graph: Graph) -> Kernel:
         """Results that are independent of rows, a thread per column."""
-        inputs = _of_column(graph, ())
         arguments = [*tensors(graph.params, "input"), *tensors(graph.results, "output")]
-        grid = Extent(-(-self.facts.d // COLUMN_THREADS)), Extent()
-        kernel = self._kernel("elementwise", "elementwise", graph, arguments, inputs, grid, COLUMN_THREADS)
-        return replace(kernel, always=True, statements=_stored(graph, inputs))
+        grid, placed = Extent(-(-self.facts.d // COLUMN_THREADS)), nest(graph, graph.results)
+        kernel = self._kernel("elementwise", graph, arguments, placed, _of_column(graph.params), grid, COLUMN_THREADS)
+        return replace(kernel, always=True)
 
     def _numbers(self, graph: Graph) -> Kernel:
         """Vectors reduced to numbers by one block, and the results computed from these."""
@@ -197,57 +198,44 @@ class _Lowering:
             *tensors(graph.params, "input", self.parts.handed, self.graph.results),
             *tensors(graph.results, "output"),
         ]
-        kernel = self._kernel("numbers", "numbers", graph, arguments, Inputs({}), (Extent(), Extent()), THREADS)
-        numbers = number_kernel(graph, self.facts.d)
-        return replace(kernel, always=True, per_row=(), numbers=numbers)
+        spelling, placed = number_spelling(graph, self.facts.d), nest(graph, graph.results, style=STYLE)
+        kernel = self._kernel("numbers", graph, arguments, placed, spelling, Extent(), THREADS)
+        return replace(kernel, always=True, shared=shared_numbers(kernel.phases))
 
     def _kernel(
         self,
         role: str,
-        template: str,
         graph: Graph,
         arguments: list[Argument],
-        inputs: Inputs,
-        grid: tuple[Extent, Extent],
+        placed: Nest,
+        spelling: Spelling,
+        grid: Extent,
         block: int,
     ) -> Kernel:
-        """The common part of every kernel."""
+        """What every kernel has."""
         shared = sharing(arguments)
         strides = self.spec.strides if any(a.kind == "stride" for a in shared) else 1
+        inputs = by_level(graph.tensors)
         return Kernel(
             name=f"{self.stem}__{role}",
-            template=f"{template}.cu.jinja",
+            template=f"{role}.cu.jinja",
             arguments=(ROWS, *(shared if strides == 1 else at_two_distances(shared))),
-            phases=(),
-            grid=grid,
+            grid=(grid, Extent()),
             block=block,
             d=self.facts.d,
-            uniform=uniform(graph, inputs),
-            per_row=before(graph, inputs),
-            wide_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == WIDE),
-            columns=tuple(tensor(v) for v in graph.params if v.type.axes == (D,)),
-            row_inputs=tuple(tensor(v) for v in graph.params if v.type.axes == (M,)),
-            scalars=tuple(tensor(v) for v in graph.tensors if not v.type.axes),
+            inputs=inputs,
+            nest=placed,
+            uniform=spelling.statements(placed.launch),
+            per_row=spelling.statements(placed.row),
+            phases=phase_texts(graph, placed, spelling),
             strides=strides,
         )
 
 
-def _of_vector(graph: Graph) -> Inputs:
-    """Inputs of which a thread has one vector: [M, D] and [D] by element."""
-    plain = Inputs({})
-    return Inputs({v: f"{plain.spell(v)}[i_]" for v in graph.params if D in v.type.axes})
-
-
-def _of_column(graph: Graph, totals: tuple[Value, ...]) -> Inputs:
-    """Inputs of which a thread has one column, from memory; ``totals`` are numbers."""
-    return Inputs({v: f"{v.name}_ptr_[col_]" for v in graph.params if v.type.axes == (D,) and v not in totals})
-
-
-def _stored(graph: Graph, inputs: Inputs) -> tuple[Statement, ...]:
-    """The [D] equations of ``graph``, and the stores of its results."""
-    computed = [inputs.statement(e) for e in graph.eqns if e.out.type.axes == (D,)]
-    stores = [Statement(f"{v.name}_ptr_[col_] = {inputs.spell(v)};") for v in graph.results]
-    return (*computed, *stores)
+def _of_column(values: Iterable[Value]) -> Spelling:
+    """A thread has one column of each of the [D] inputs ``values``, from memory, and of each result."""
+    inputs = Inputs({v: f"{v.name}_ptr_[col_]" for v in values if v.type.axes == (D,)})
+    return Spelling(inputs, store="{}_ptr_[col_]")
 
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from lngen.compiler.devices import Device
 from lngen.compiler.ir import DType
-from lngen.compiler.lower.parts import Statement, Sum, workspace
-from lngen.compiler.lower.plan import Finish, Kernel, Plan
+from lngen.compiler.lower.arguments import workspace
+from lngen.compiler.lower.plan import ColumnKernel, Finish, Kernel, Plan
 from lngen.compiler.lower.policies import leading_dimension, objects, unit
+from lngen.compiler.lower.spelling import Statement, Sum
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import (
     blocks_per_partial,
@@ -45,6 +46,18 @@ def column_policy(s: Schedule, p: Problem) -> str:
         return f"using Row = ColumnLayout</* D */ {p.d}, /* threads */ {threads}, {vector}>;"
     block = f"Block</* threads */ {threads}, /* rows */ {groups}>"
     return f"using Row = GroupedColumnLayout<{block}, /* D */ {p.d}, {vector}>;"
+
+
+def column_kernel(s: Schedule, p: Problem) -> ColumnKernel:
+    """The shape of the kernel that only adds columns."""
+    groups = groups_of_a_block(s, p)
+    return ColumnKernel(
+        groups=groups,
+        row_step=partial_rows(s, p) * groups,
+        unroll=max(COLUMN_ROWS // groups, 1),
+        leading=leading_dimension(p),
+        evict_last=f"EvictLastStore{min(16, s.vec * p.real_size)}",
+    )
 
 
 def columns_per_thread(s: Schedule, p: Problem) -> int:
@@ -103,7 +116,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         finish=replace(
             finish.finish,
             totals="ring_" if staged else "sums_buffer_",
-            scalars=tuple(t for t in finish.scalars if t not in rows.scalars),
+            scalars=tuple(t for t in finish.inputs.launch if t not in rows.inputs.launch),
             uniform=tuple(u for u in finish.uniform if u.note not in {v.note for v in rows.uniform}),
         ),
         grid=(replace(grid, least=least), rows.grid[1]),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from lngen.compiler.ir import RULES, WIDE, ByValue, DType, Graph, Value, preformatted
-from lngen.compiler.lower.parts import Argument, Join, Phase, Place, Statement, Sum, Tensor, address
+from lngen.compiler.ir import RULES, WIDE, ByValue, D, DType, Graph, M, Value, preformatted
+from lngen.compiler.lower.arguments import Argument
+from lngen.compiler.lower.nest import Nest
+from lngen.compiler.lower.policies import Place
 from lngen.compiler.lower.rows import RowKernel
-from lngen.compiler.lower.vectors import NumberKernel
+from lngen.compiler.lower.spelling import Join, PhaseText, Statement, Sum, Tensor, address, tensors
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import BULK
 from lngen.compiler.spec import Spec
@@ -112,6 +115,39 @@ class Finish:
         return f"totals_ + /* {sums[0].real}s */ {offset}" if offset else "totals_"
 
 
+class Levels(NamedTuple):
+    """Tensors by their axes: [M, D], [D], [M], and none."""
+
+    element: tuple[Tensor, ...]
+    column: tuple[Tensor, ...]
+    row: tuple[Tensor, ...]
+    launch: tuple[Tensor, ...]
+
+
+def by_level(values: Iterable[Value]) -> Levels:
+    """The tensors of values, by level."""
+    values = tuple(values)
+    return Levels(*(tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (D,), (M,), ())))
+
+
+@dataclass(frozen=True)
+class ColumnKernel:
+    """Of a kernel that only adds columns.
+
+    groups       row groups of a block
+    row_step     the distance from a row of a group to its next
+    unroll       rows of a group that are loaded at a time
+    leading      leading dimension of its partial sums, in numbers
+    evict_last   their store policy
+    """
+
+    groups: int
+    row_step: int
+    unroll: int
+    leading: int
+    evict_last: str
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One ``__global__`` function, its launch rule, and the parts of its text.
@@ -122,49 +158,40 @@ class Kernel:
 
     The text:
 
+    inputs                     the input tensors, by the level at which they are read
+    nest                       the places of its equations
     uniform, per_row           statements once per thread, and once per row before the phases
-    wide_inputs, columns       the [M, D] and [D] inputs
-    row_inputs, scalars        the [M] and [] inputs
+    phases                     the text of the nest, phase by phase
     accumulators               the column sums it adds to
     row                        the policies of a kernel that processes rows
+    column                     those of a kernel that only adds columns
     finish                     the completion of column sums, if it is part of this kernel
-    numbers                    the reductions of vectors of a kernel without rows
-    statements                 those of a kernel without rows
-    groups, row_step, unroll   of a kernel that only adds columns: row groups of a block, the distance from a row of a
-                               group to its next, and how many of them are loaded at a time
-    leading, evict_last        leading dimension of its partial sums, in numbers, and their store policy
+    shared                     numbers of shared memory in which one block reduces vectors
     strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
     """
 
     name: str
     template: str
     arguments: tuple[Argument, ...]
-    phases: tuple[Phase, ...]
     grid: tuple[Extent, Extent]
     block: int
     d: int
-    blocks_per_sm: int = 1
-    policies: tuple[str, ...] = ()
+    inputs: Levels
+    nest: Nest
     uniform: tuple[Statement, ...] = ()
     per_row: tuple[Statement, ...] = ()
-    wide_inputs: tuple[Tensor, ...] = ()
-    columns: tuple[Tensor, ...] = ()
-    row_inputs: tuple[Tensor, ...] = ()
-    scalars: tuple[Tensor, ...] = ()
+    phases: tuple[PhaseText, ...] = ()
+    blocks_per_sm: int = 1
+    policies: tuple[str, ...] = ()
     accumulators: tuple[Sum, ...] = ()
-    statements: tuple[Statement, ...] = ()
     dynamic: int = 0
     cluster: int = 1
     cooperative: bool = False
     always: bool = False
     row: RowKernel | None = None
+    column: ColumnKernel | None = None
     finish: Finish | None = None
-    numbers: NumberKernel | None = None
-    groups: int = 1
-    row_step: int = 0
-    unroll: int = 0
-    leading: int = 0
-    evict_last: str = ""
+    shared: int = 0
     strides: int = 1
 
     @property
@@ -334,24 +361,26 @@ def kernel_lines(kernel: Kernel) -> list[str]:
     if kernel.row and kernel.row.results:
         lines.append(f"  leaving   {', '.join(map(str, kernel.row.results))}")
     if kernel.row and kernel.row.cached:
-        lines.append(f"  cached    {', '.join(t.name for t in kernel.columns)}")
+        lines.append(f"  cached    {', '.join(t.name for t in kernel.inputs.column)}")
     if kernel.dynamic:
         lines.append(f"  shared    {kernel.dynamic} bytes of stages")
     if kernel.uniform:
         lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
+    columns = [*kernel.finish.statements] if kernel.finish else []
     for phase in kernel.phases:
-        lines += _phase(phase)
-    for phase_of_numbers in kernel.numbers.phases if kernel.numbers else ():
-        names = (name for reduce in phase_of_numbers.reduces for name in reduce.names)
-        lines.append(f"  reduce    {' '.join(names)}")
-        lines += [f"  then      {_defined(s)}" for s in phase_of_numbers.after]
-    statements = (*kernel.statements, *(kernel.finish.statements if kernel.finish else ()))
-    if statements:
-        lines.append("  columns   " + " ".join(_defined(s) for s in statements if _defines(s)))
+        if kernel.role in ("rows", "columns"):
+            lines += _phase(phase)
+        elif phase.reduces:
+            lines.append(f"  reduce    {' '.join(s.name for r in phase.reduces for s in r.sums)}")
+            lines += [f"  then      {_defined(s)}" for after in phase.after for s in _statements(after)]
+        elif kernel.role == "elementwise":
+            columns += [s for loop in phase.storing for s in loop.element]
+    if columns:
+        lines.append("  columns   " + " ".join(_defined(s) for s in columns if _defines(s)))
     return lines
 
 
-def _phase(phase: Phase) -> list[str]:
+def _phase(phase: PhaseText) -> list[str]:
     parts = {
         "load": dict.fromkeys(name for loop in phase.loops for name in loop.inputs),
         "compute": dict.fromkeys(

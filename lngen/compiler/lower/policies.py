@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lngen.compiler.ir import WIDE, Graph, Value, ctype
-from lngen.compiler.lower.parts import Place
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -13,6 +14,32 @@ from lngen.compiler.problem.footprint import (
     stage_bytes,
     stage_share,
 )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a tensor's part of a row in a stage: IR name, C type, and the byte at which it starts.
+
+    A stage is the shared memory of one row of one row group. A result may have the place of an input: a thread reads
+    its part of the input before it writes its part of the result.
+    """
+
+    name: str
+    ctype: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.name} at byte {self.offset}"
+
+    @property
+    def element(self) -> str:
+        """The bytes of an element, in C."""
+        return f"sizeof({self.ctype})"
+
+    @property
+    def start(self) -> str:
+        """Where the part begins in a stage, in C."""
+        return f"stage_ + /* bytes */ {self.offset}" if self.offset else "stage_"
 
 
 def policies(s: Schedule, p: Problem) -> tuple[str, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, D, DType, Graph, M, Value, ctype
-from lngen.compiler.lower.parts import Inputs, Phase, Place, Sum, Tensor, address, c_name
-from lngen.compiler.lower.phases import Accumulate, Style, tensor
-from lngen.compiler.lower.policies import flush, leading_dimension, objects, places, policies, unit
+from lngen.compiler.ir import SEGMENT_SUMS, WIDE, D, DType, Eqn, Graph, M, Value, ctype
+from lngen.compiler.lower.nest import Style
+from lngen.compiler.lower.policies import Place, flush, leading_dimension, objects, places, policies, unit
+from lngen.compiler.lower.spelling import Inputs, PhaseText, Spelling, Sum, Tensor, address, c_name, functor, tensors
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import exchanged_values, partial_values, stay_packed, vectors_per_thread
 
@@ -94,8 +94,8 @@ class RowKernel:
 
     @property
     def preloaded(self) -> tuple[str, ...]:
-        """C++: bits of every value that is loaded before the row loop and awaited there."""
-        if not self.ahead:
+        """C++: bits of every value that is loaded before the row loop and awaited there, by streams with a parity."""
+        if not self.ahead or self.schedule.form == "cp_async":
             return ()
         weights = self.columns if self.schedule.cached_weights else ()
         return (
@@ -218,9 +218,7 @@ def template_of(row: RowKernel) -> str:
 def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> RowKernel:
     """The policies of a kernel; ``p`` has the column sums that this kernel adds to."""
     inputs, results = places(graph, outputs, s, p)
-    columns, row_inputs, wide = (
-        tuple(tensor(v) for v in graph.params if v.type.axes == axes) for axes in ((D,), (M,), WIDE)
-    )
+    columns, row_inputs, wide = (tensors(v for v in graph.params if v.type.axes == axes) for axes in ((D,), (M,), WIDE))
     staged = s.form in STAGED
     return RowKernel(
         schedule=s,
@@ -266,29 +264,31 @@ def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
     return staged and bool(halves) and columns == halves and casts and not stay_packed(s, p)
 
 
-def row_style(graph: Graph, row: RowKernel) -> Style:
-    """The way in which the loops of the kernel read inputs, reduce and accumulate."""
-    s, p = row.schedule, row.problem
-    element, vector = dict[Value, str](), dict[Value, str]()
-    for v in graph.params:
-        if D in v.type.axes:
-            element[v], load = _access(v, row)
-            vector |= {v: load} if load else {}
-    at_use = s.form == "registers" and p.column_sums > 0
-    widened = frozenset(v for v in graph.params if v.type.axes == (D,)) if row.widened else frozenset()
+def row_style(row: RowKernel) -> Style:
+    """What the loops of the kernel leave in registers, and where they store results."""
+    s = row.schedule
     return Style(
-        inputs=Inputs(element, vector, widened, at_use),
-        call=_call(row),
-        segment_call=_segment_call(row),
-        segment_array="__shared__ {real} {array}[Row::SEGMENTS];"
-        if s.form == "multipass"
-        else "{real} {array}[Row::SEGMENTS];",
-        term="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
-        accumulate=Accumulate("if (stream_.has_row()) ", "{0}_sums_[v_][i_]"),
-        last=s.tma_store,
-        cluster=s.cluster > 1,
+        stores="last" if s.tma_store else "soon",
         keeps=s.form == "registers" or s.row_in_registers,
         keeps_long=s.form != "multipass",
+    )
+
+
+def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
+    """The way in which the loops of the kernel read inputs, reduce and accumulate."""
+    s, p = row.schedule, row.problem
+    access = {v: _access(v, row) for v in graph.params if D in v.type.axes}
+    element, vector = ({v: texts[n] for v, texts in access.items() if texts[n]} for n in range(2))
+    at_use = s.form == "registers" and p.column_sums > 0
+    widened = frozenset(v for v in graph.params if v.type.axes == (D,)) if row.widened else frozenset()
+    array = "{real} {array}[Row::SEGMENTS];"
+    return Spelling(
+        inputs=Inputs(element, vector, widened, at_use),
+        when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
+        partial_when="if (stream_.has_row()) ",
+        call=lambda eqns: _call(row, eqns[0]),
+        array=f"__shared__ {array}" if s.form == "multipass" else array,
+        cluster=s.cluster > 1,
     )
 
 
@@ -313,25 +313,21 @@ def _read(v: Value, row: RowKernel) -> str:
     return f"load<Row, {row.column_load}>({v.name}_ptr_, v_)"
 
 
-def _call(row: RowKernel) -> str:
-    """The device function of row reductions, up to the terms; fields in braces are filled by the reduction."""
-    s, p = row.schedule, row.problem
+def _call(row: RowKernel, eqn: Eqn) -> str:
+    """The device function of a row reduction, or of the sums of segments, up to the terms."""
+    s, op = row.schedule, f"{functor(eqn)}<{ctype(eqn.out.type.dtype)}>"
+    prefix = "multipass_" if s.form == "multipass" else ""
+    if eqn.op in SEGMENT_SUMS:
+        return f"{prefix}segment_sums<{op}, Row>(reduce_,"
+    interleave = f"/* interleave */ {dict(eqn.attrs).get('interleave', 1)}"
     if s.cluster > 1:
-        return "cluster_sums<{op}, Row, /* interleave */ {interleave}>(reduce_, exchange_,"
-    if p.segments == 1:
-        return "row_sums<{op}, Row>(reduce_,"
-    function = "multipass_sums" if s.form == "multipass" else "joined_sums"
-    return f"{function}<{{op}}, Row, /* interleave */ {{interleave}}>(reduce_,"
+        return f"cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_,"
+    if row.problem.segments == 1:
+        return f"row_sums<{op}, Row>(reduce_,"
+    return f"{prefix or 'joined_'}sums<{op}, Row, {interleave}>(reduce_,"
 
 
-def _segment_call(row: RowKernel) -> str:
-    """The device function of the sums of segments, up to the terms."""
-    if row.schedule.form == "multipass":
-        return "multipass_segment_sums<{op}, Row>(reduce_,"
-    return "segment_sums<{op}, Row>(reduce_,"
-
-
-def releasing(phases: tuple[Phase, ...], row: RowKernel) -> tuple[Phase, ...]:
+def releasing(phases: tuple[PhaseText, ...], row: RowKernel) -> tuple[PhaseText, ...]:
     """The phases; the one whose reductions imply that all threads have read the row releases the stage.
 
     Where the blocks of a cluster broadcast the next row, it is the first phase in which they exchange numbers.

@@ -11,7 +11,7 @@ from typing import Any
 from lngen.compiler.ir import WIDE, D, S, is_column_fold, is_number_fold, is_row_fold
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.lower import Kernel, Plan
-from lngen.compiler.lower.parts import Phase
+from lngen.compiler.lower.spelling import PhaseText
 from lngen.compiler.problem.footprint import WARP
 
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"
@@ -51,7 +51,8 @@ def steps(plan: Plan) -> list[Step]:
 def _steps(kernel: Kernel, plan: Plan) -> Iterator[Step]:
     made, along_d = {e.out.name: e for e in plan.graph.eqns}, {p.name for p in plan.inputs if D in p.type.axes}
     stored = {*(v.name for v in plan.outputs), *(b.name for b in plan.workspace)}
-    phases, rest = kernel.phases, (kernel.statements, kernel.finish, kernel.numbers)
+    phases = kernel.phases if kernel.role in ("rows", "columns") else ()
+    rest = (kernel.finish, *([] if phases else kernel.phases))
     for n, part in enumerate((*phases, rest)):
         early = (kernel.uniform, kernel.per_row) if n == 0 else ()
         eqns = [made[name] for name in dict.fromkeys(_defined((early, part)))]
@@ -129,7 +130,7 @@ def _without_rows(kernel: Kernel) -> Iterator[tuple[str, str, float, float]]:
     for a in sorted(kernel.arguments, key=lambda a: not a.const):
         if a.kind in ("input", "output", "workspace"):
             yield a.tensor or a.name, GLOBAL, 0 if a.const else 2, 1 if a.const else 3
-        if a.const and (kernel.finish or kernel.numbers):
+        if a.const and (kernel.finish or kernel.shared):
             yield a.tensor or a.name, SHARED, 1, 2
     yield from ((total.name, REGISTERS, 0, 2) for total in kernel.accumulators)
 
@@ -140,9 +141,9 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
     inside = {FIRST + s["phase"]: s for s in _steps(kernel, plan) if s["inside"]}
     operands = {e.out.name: e.args for e in plan.graph.eqns}
     last = {a.name: n for n, s in inside.items() for name in s["defines"] for a in operands[name]}  # phase that uses it
-    for t in (*kernel.wide_inputs, *kernel.columns):
+    for t in (*kernel.inputs.element, *kernel.inputs.column):
         used = [n for n, s in inside.items() if t.name in s["loads"]]
-        cached, wide = t in kernel.columns and row.cached, t in kernel.wide_inputs
+        cached, wide = t in kernel.inputs.column and row.cached, t in kernel.inputs.element
         if used and (cached or (wide and plan.schedule.form != "multipass")):
             at = ARRIVES if wide or cached == "row" else BEFORE
             staged, held = wide and row.staged, not wide or not row.staged or t in row.in_registers
@@ -152,7 +153,7 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
             yield from [(t.name, REGISTERS, FIRST if staged else at + EDGE, until)] * held
         else:
             yield from ((t.name, GLOBAL, n, n + EDGE) for n in used)
-    for t in kernel.row_inputs:
+    for t in kernel.inputs.row:
         yield t.name, GLOBAL, ARRIVES, ARRIVES + EDGE
         yield t.name, REGISTERS, ARRIVES + EDGE, last.get(t.name, FIRST) + 1
     leaving, stored = {place.name for place in row.results}, set[str]()
@@ -171,7 +172,7 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
         yield total.name, GLOBAL, end + 1 - EDGE, end + 1
 
 
-def _numbers(plan: Plan, phase: Phase, last: Mapping[str, int], n: int) -> Iterator[tuple[str, str, float, float]]:
+def _numbers(plan: Plan, phase: PhaseText, last: Mapping[str, int], n: int) -> Iterator[tuple[str, str, float, float]]:
     """Of the phase in column ``n``: what its sums give, and what follows from them and is used in later phases."""
     sums = [s.name for r in phase.reduces for s in r.sums]
     of_rows = [s.name for r in phase.reduces if r.whole_row for s in r.sums] * (plan.schedule.cluster > 1)

@@ -51,11 +51,11 @@ def promised(kernel: Kernel, plan: Plan) -> dict[str, int]:
     chunks = 0 if form == "tma_unaligned" else vectors_per_thread(plan.schedule, p)
     rows, weights = (
         sum(chunks * p.chunk * size // CHUNK_BYTES for size in sizes if p.run * size >= CHUNK_BYTES)
-        for sizes in ([SIZES[t.ctype] for t in tensors] for tensors in (kernel.wide_inputs, kernel.columns))
+        for sizes in ([SIZES[t.ctype] for t in tensors] for tensors in kernel.inputs[:2])
     )
     if form not in STAGED:
         return {"LDG 16": rows + weights}
-    copies = {"LDGSTS 16": rows} if form == "cp_async" else {"bulk load": len(kernel.wide_inputs)}
+    copies = {"LDGSTS 16": rows} if form == "cp_async" else {"bulk load": len(kernel.inputs.element)}
     return {**copies, "LDS 16": rows, "LDG 16": weights}
 
 

@@ -200,6 +200,6 @@ def _in_flight(plan: Plan, kernel: Kernel) -> int:
     """Bytes of rows that a block loads before it uses the first: its part of each, once more if it prefetches."""
     if plan.schedule.form != "registers":
         return 0
-    sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.wide_inputs}]
+    sizes = [v.type.dtype.size for v in plan.inputs if v.name in {t.name for t in kernel.inputs.element}]
     elements = min(plan.spec.d, cluster_tile(plan.schedule, plan.problem))
     return plan.schedule.rows_per_block * elements * sum(sizes) * (2 if plan.schedule.prefetch else 1)

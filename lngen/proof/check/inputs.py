@@ -15,7 +15,7 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.compiler.lower import Plan
-from lngen.compiler.lower.parts import Distance
+from lngen.compiler.lower.arguments import Distance
 from lngen.compiler.passes.instance import normal
 from lngen.compiler.spec import Spec
 from lngen.files import load_cupy

@@ -16,8 +16,8 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import D, M
 from lngen.compiler.ir.places import depths
 from lngen.compiler.lower import Extent, Plan, lower
-from lngen.compiler.lower.parts import note
-from lngen.compiler.lower.phases import _elementwise, _in_loop, _saves
+from lngen.compiler.lower.nest import in_loop, saved
+from lngen.compiler.lower.spelling import note
 from lngen.compiler.problem import Schedule, problem
 from lngen.compiler.schedule import ranked
 from lngen.compiler.spec import make_spec, parse_spec
@@ -166,8 +166,8 @@ def test_columns_read_in_several_passes_have_no_segments() -> None:
 
 def test_row_and_scalar_inputs_are_lowered() -> None:
     (kernel,) = best(own_spec(gated, dtype="bf16", weight="f32")).kernels
-    assert [t.name for t in kernel.row_inputs] == ["shift"]
-    assert [t.name for t in kernel.scalars] == ["scale"]
+    assert [t.name for t in kernel.inputs.row] == ["shift"]
+    assert [t.name for t in kernel.inputs.launch] == ["scale"]
     assert {s.text.split(" = ")[0] for s in kernel.per_row} == {"const float shift32", "const float factor"}
 
 
@@ -332,16 +332,16 @@ def test_what_a_value_saves_is_what_goes_with_it() -> None:
     for seed in range(40):
         definition = smooth_graph(seed)
         graph = make_spec(definition, "fwd", {"d": 64, "dtype": "f32"}).graph()
-        wide = _elementwise(graph, ())
+        wide = [e for e in graph.eqns if D in e.out.type.axes]
         ends = [r for r in graph.results if D in r.type.axes]
         computed = [e.out for e in wide][: random.Random(seed).randrange(1, len(wide) + 1)]
-        needed = _in_loop(graph, ends, ())
+        needed = in_loop(wide, ends)
         wanted = {
-            v: sum(u in needed and u not in _in_loop(graph, ends, [v]) for u in computed)
+            v: sum(u in needed and u not in in_loop([e for e in wide if e.out is not v], ends) for u in computed)
             for v in computed
             if v in needed
         }
-        assert _saves(wide, ends, {*computed}) == wanted
+        assert saved(wide, ends, {*computed}) == wanted
         most = max(most, *wanted.values(), 0)
     assert most > 5
 

@@ -226,7 +226,7 @@ def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
         found = lives(rows, plan)
         assert all(begin < end for stays in found.values() for _, begin, end in stays)
         assert any(level == CLUSTER for stays in found.values() for level, *_ in stays) is (rows.cluster > 1)
-        for name in {t.name for t in rows.wide_inputs} & {name for step in every for name in step["loads"]}:
+        for name in {t.name for t in rows.inputs.element} & {name for step in every for name in step["loads"]}:
             held, staged = f" {name}_row_[Row::VECTORS];" in text, f" {name}_shared_ = " in text
             assert {level for level, *_ in found[name]} == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
 

@@ -1,14 +1,13 @@
-"""The parts of a kernel's text: the C names of values, arguments, statements, loops, reductions and phases."""
+"""The spelling: how values, statements, loops and reductions are written in CUDA C++."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from lngen.compiler.headers import HEADER_OF
-from lngen.compiler.ir import OPS, WIDE, ByValue, DType, Eqn, Value, ctype, print_eqn
-from lngen.compiler.passes import accumulated
+from lngen.compiler.ir import OPS, SEGMENT_SUMS, SUMS, DType, Eqn, Graph, S, Value, ctype, is_sum, print_eqn
+from lngen.compiler.lower.nest import Loop, Nest, Phase, exchanged_in, joined_from
 
 # ---- names ----
 
@@ -37,39 +36,7 @@ def c_name(value: Value) -> str:
     return f"{value.name}_value_" if value.name in TAKEN else value.name
 
 
-# ---- what a kernel is made of ----
-
-
-NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers
-
-
-@dataclass(frozen=True)
-class Argument:
-    """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
-
-    Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
-    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. Or value: the number ``tensor`` of the
-    graph itself, which follows from eps by ``rule``.
-
-    ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
-    """
-
-    name: str
-    ctype: str
-    kind: str
-    tensor: str = ""
-    const: bool = False
-    alone: bool = True
-    rule: str = ""
-
-    @property
-    def declaration(self) -> str:
-        """The declaration in the kernel's signature."""
-        if self.kind in NUMBERS:
-            return f"const long long {self.name}"
-        if self.kind == "value":
-            return f"const {self.ctype} {self.name}"
-        return f"{'const ' if self.const else ''}{self.ctype}* {'__restrict__ ' if self.alone else ''}{self.name}"
+# ---- what the text of a kernel is made of ----
 
 
 @dataclass(frozen=True)
@@ -83,13 +50,6 @@ class Statement:
     def line(self) -> str:
         """The text with its note."""
         return f"{self.text}  // {self.note}" if self.note else self.text
-
-
-def address(name: str, row: str, strides: int) -> str:
-    """C++: the address of a row of an [M, D] tensor; of rows at two distances, of the row at ``place_``."""
-    if strides == 1:
-        return f"{name}_ptr_ + {row} * {name}_stride_"
-    return f"row_of({name}_ptr_, place_, {name}_outer_, {name}_stride_)"
 
 
 @dataclass(frozen=True)
@@ -144,7 +104,7 @@ def declared(sums: Sequence[Sum]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopText:
     """A loop over the vectors of a thread: ``vector`` statements once per vector, ``element`` ones once per element.
 
     ``inputs``: the IR names of the [M, D] and [D] inputs that it reads.
@@ -153,6 +113,11 @@ class Loop:
     vector: tuple[Statement, ...]
     element: tuple[Statement, ...]
     inputs: tuple[str, ...]
+
+    @property
+    def lines(self) -> tuple[Statement, ...]:
+        """All statements, of a thread that has one element."""
+        return *self.vector, *self.element
 
 
 @dataclass(frozen=True)
@@ -171,12 +136,13 @@ class Join:
 
 @dataclass(frozen=True)
 class Reduce:
-    """Reductions of one kind over the row, which end a phase.
+    """Reductions of one kind over the held axis, which end a phase.
 
     op           Add or Max
     call         the device function and its arguments before the terms
-    declaration  of the results
+    layout       the layout of a vector of features that one block reduces; empty for other reductions
     results      what the device function fills: numbers of the row, or an array of those of its segments
+    declaration  of the results
     sums         the reductions
     loop         adds the terms of a vector to the accumulators
     whole_row    the results are those of the row, not of its segments
@@ -185,11 +151,12 @@ class Reduce:
 
     op: str
     call: str
-    declaration: str
+    layout: str
     results: str
+    declaration: str
     sums: tuple[Sum, ...]
-    loop: Loop
-    whole_row: bool
+    loop: LoopText
+    whole_row: bool = True
     kept: tuple[Tensor, ...] = ()
 
     @property
@@ -199,7 +166,7 @@ class Reduce:
 
 
 @dataclass(frozen=True)
-class Phase:
+class PhaseText:
     """The part of a kernel between two row reductions.
 
     loop         adds to column sums and computes the results that the phase stores
@@ -215,7 +182,7 @@ class Phase:
     """
 
     number: int
-    loop: Loop | None
+    loop: LoopText | None
     outputs: tuple[Tensor, ...]
     accumulators: tuple[Sum, ...]
     reduces: tuple[Reduce, ...]
@@ -227,12 +194,12 @@ class Phase:
     kept: tuple[Tensor, ...] = ()
 
     @property
-    def loops(self) -> tuple[Loop, ...]:
+    def loops(self) -> tuple[LoopText, ...]:
         """The loops over the vectors of a row, in order; the first stores results."""
         return (*self.storing, *(r.loop for r in self.reduces))
 
     @property
-    def storing(self) -> tuple[Loop, ...]:
+    def storing(self) -> tuple[LoopText, ...]:
         """The loop that stores results and adds to column sums, if the phase has one."""
         return () if self.loop is None else (self.loop,)
 
@@ -255,105 +222,7 @@ class Phase:
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "per-row results"
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place of a tensor's part of a row in a stage: IR name, C type, and the byte at which it starts.
-
-    A stage is the shared memory of one row of one row group. A result may have the place of an input: a thread reads
-    its part of the input before it writes its part of the result.
-    """
-
-    name: str
-    ctype: str
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.name} at byte {self.offset}"
-
-    @property
-    def element(self) -> str:
-        """The bytes of an element, in C."""
-        return f"sizeof({self.ctype})"
-
-    @property
-    def start(self) -> str:
-        """Where the part begins in a stage, in C."""
-        return f"stage_ + /* bytes */ {self.offset}" if self.offset else "stage_"
-
-
-# ---- arguments ----
-
-
-ROWS = Argument("rows_", "long long", "rows")
-INNER = Argument("inner_", "long long", "inner")
-
-
-def tensors(
-    values: Iterable[Value],
-    kind: Literal["input", "output"],
-    handed: tuple[Value, ...] = (),
-    results: tuple[Value, ...] = (),
-) -> list[Argument]:
-    """A pointer for each value, and a row stride for each that is [M, D]; the value itself if it is passed so.
-
-    Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
-    earlier kernel.
-    """
-    arguments = []
-    for v in values:
-        if isinstance(v, ByValue):
-            arguments.append(Argument(c_name(v), ctype(v.type.dtype), "value", v.name, rule=v.rule))
-            continue
-        where = "workspace" if v in handed else "output" if v in results else kind
-        arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
-        if v.type.axes == WIDE:
-            arguments.append(Argument(f"{v.name}_stride_", "long long", "stride", v.name))
-    return arguments
-
-
-def workspace(name: str, dtype: DType, const: bool = False) -> Argument:
-    """A pointer to the buffer ``name``, which ends in an underscore."""
-    return Argument(name, ctype(dtype), "workspace", name, const)
-
-
-def sharing(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """The arguments, of which those that may be one array are not ``alone``.
-
-    An [M, D] result may overwrite an [M, D] input, and a result that is added to an input may overwrite that.
-    """
-    arguments = tuple(arguments)
-    read, written = ({a.tensor for a in arguments if a.kind == kind} for kind in ("input", "output"))
-    wide = {a.tensor for a in arguments if a.kind == "stride"}
-    pairs = {(i, o) for o in written for i in read if {i, o} <= wide or i == accumulated(o)}
-    shared = {name for pair in pairs for name in pair}
-    return tuple(replace(a, alone=False) if a.tensor in shared and a.kind != "stride" else a for a in arguments)
-
-
-def at_two_distances(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
-    """The arguments of a kernel whose rows lie at two distances: an outer stride before each stride, and ``inner``."""
-    listed = tuple(
-        one
-        for a in arguments
-        for one in (replace(a, name=f"{a.tensor}_outer_", kind="outer_stride"), a)
-        if a.kind == "stride" or one is a
-    )
-    return INNER, *listed
-
-
-# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
-Distance = int | tuple[int, int]
-
-
-def number(argument: Argument, rows: int, inner: int, distances: Mapping[str, Distance]) -> int:
-    """The value of an argument of one of the kinds ``NUMBERS``; rows at one distance lie at two as well."""
-    if argument.kind in ("rows", "inner"):
-        return rows if argument.kind == "rows" else inner
-    given = distances[argument.tensor]
-    outer, stride = given if isinstance(given, tuple) else (inner * given, given)
-    return outer if argument.kind == "outer_stride" else stride
-
-
-# ---- expressions ----
+# ---- values and equations ----
 
 
 @dataclass(frozen=True)
@@ -390,3 +259,173 @@ class Inputs:
 def note(eqn: Eqn) -> str:
     """The equation without its type, which the C declaration has."""
     return print_eqn(eqn).replace(f" : {eqn.out.type}", "", 1)
+
+
+def tensor(value: Value) -> Tensor:
+    """The tensor of a value."""
+    return Tensor(value.name, ctype(value.type.dtype), c_name(value))
+
+
+def tensors(values: Iterable[Value]) -> tuple[Tensor, ...]:
+    """The tensors of values."""
+    return tuple(map(tensor, values))
+
+
+def named(eqns: Iterable[Eqn]) -> tuple[Sum, ...]:
+    """The sums of reductions."""
+    return tuple(
+        Sum(e.out.name, c_name(e.out), n, note(e), functor(e), ctype(e.out.type.dtype)) for n, e in enumerate(eqns)
+    )
+
+
+def functor(eqn: Eqn) -> str:
+    """The device functor of a reduction."""
+    return "Add" if eqn.op in SUMS or eqn.op in SEGMENT_SUMS else "Max"
+
+
+def address(name: str, row: str, strides: int) -> str:
+    """C++: the address of a row of an [M, D] tensor; of rows at two distances, of the row at ``place_``."""
+    if strides == 1:
+        return f"{name}_ptr_ + {row} * {name}_stride_"
+    return f"row_of({name}_ptr_, place_, {name}_outer_, {name}_stride_)"
+
+
+# ---- a nest ----
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How one kind of kernel writes its nest.
+
+    inputs          the C expressions of inputs
+    store           where an element of a result is stored, by its name
+    when            the condition before a term of a reduction that ends a phase
+    partial_when    the condition before a term of a partial reduction, and ``partial``, to what it is added
+    call            of the reductions of a loop: the device function and its arguments before the terms
+    layout          of the same: the layout of a vector of features
+    array           the declaration of the array of the sums of segments
+    cluster         the blocks of a cluster share a row
+    """
+
+    inputs: Inputs
+    store: str = "{}_out_[i_]"
+    when: str = ""
+    partial_when: str = ""
+    partial: str = "{}_sums_[v_][i_]"
+    call: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
+    layout: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
+    array: str = ""
+    cluster: bool = False
+
+    def statements(self, eqns: Iterable[Eqn]) -> tuple[Statement, ...]:
+        """The lines of equations outside loops."""
+        return tuple(map(self.inputs.statement, eqns))
+
+
+def phase_texts(graph: Graph, placed: Nest, spelling: Spelling) -> tuple[PhaseText, ...]:
+    """The text of a nest, phase by phase."""
+    return tuple(_phase(graph, p, spelling) for p in placed.phases)
+
+
+def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
+    loop = found.loop
+    return PhaseText(
+        number=found.number,
+        loop=_loop(loop, s, s.partial_when, s.partial) if loop else None,
+        outputs=tensors(loop.stores if loop else ()),
+        accumulators=named(loop.terms if loop else ()),
+        reduces=tuple(_reduce(fold, s) for fold in found.folds),
+        after=tuple(_after(graph, e, found.number, s) for e in found.after),
+        row_outputs=tensors(found.stores),
+        exchanged=tuple(v.name for v in exchanged_in(graph, found)) if s.cluster else (),
+        kept=tensors(loop.keep if loop else ()),
+    )
+
+
+def _reduce(loop: Loop, s: Spelling) -> Reduce:
+    """The reductions of a loop, which are of one kind; sums of segments fill an array."""
+    sums, of_segments = named(loop.terms), loop.terms[0].op in SEGMENT_SUMS
+    names, real = ", ".join(total.cname for total in sums), sums[0].real
+    results = f"{sums[0].name}_own_" if of_segments else names
+    return Reduce(
+        op=sums[0].op,
+        call=s.call(loop.terms),
+        layout=s.layout(loop.terms),
+        results=results,
+        declaration=s.array.format(real=real, array=results) if of_segments else f"{real} {names};",
+        sums=sums,
+        loop=_loop(loop, s, s.when, "{}_acc_"),
+        whole_row=not of_segments,
+        kept=tensors(loop.keep),
+    )
+
+
+def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
+    """The lines of a loop: loads and numbers of segments, then equations, terms and stores."""
+    held = {v: f"{v.name}_row_[v_][i_]" for v in loop.held}
+    own = {v: f"{v.name}_own_[s_]" for v in loop.segments}
+    inputs = replace(s.inputs, element={**s.inputs.element, **held, **own})
+    loads = [Statement(s.inputs.vector[p]) for p in loop.inputs if p in s.inputs.vector]
+    if loop.vector or loop.segments:
+        segment = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
+        loads += [segment, *_over_segments(loop.vector, inputs, "Row::rank() * Row::SEGMENTS + s_")]
+    return LoopText(
+        vector=tuple(loads),
+        element=(
+            *(line for e in loop.element for line in _computed(e, inputs, loop.keep)),
+            *(_term(e, inputs, when, target.format(e.out.name)) for e in loop.terms),
+            *(Statement(f"{s.store.format(v.name)} = {inputs.spell(v)};") for v in loop.stores),
+        ),
+        inputs=tuple(p.name for p in loop.inputs),
+    )
+
+
+def _computed(eqn: Eqn, inputs: Inputs, keep: Sequence[Value]) -> tuple[Statement, ...]:
+    """The statement of an equation, and the one that keeps its value, which the compiler would rather recompute."""
+    name = c_name(eqn.out)
+    value = name if eqn.out.type.dtype.size == 2 else f"materialised({name})"
+    keeps = [Statement(f"{eqn.out.name}_row_[v_][i_] = {value};")] if eqn.out in keep else []
+    return inputs.statement(eqn), *keeps
+
+
+def _term(eqn: Eqn, inputs: Inputs, when: str, into: str) -> Statement:
+    """A term added to the sum, or taken into the maximum, ``into``."""
+    first, *times = map(inputs.spell, eqn.args)
+    if functor(eqn) == "Max":
+        taken = f"maximum({into}, {first})"
+    else:
+        taken = f"fmaf({first}, {times[0]}, {into})" if times else f"{into} + {first}"
+    return Statement(f"{when}{into} = {taken};", note(eqn))
+
+
+# ---- numbers of segments ----
+
+
+FEW = 2  # rounds of interleaved partial sums at a time where their terms are computed: more need more registers
+
+
+def _after(graph: Graph, eqn: Eqn, number: int, s: Spelling) -> Statement | Join:
+    """An equation behind the reductions of a phase; a sum over segments reads those of all blocks, or the own ones."""
+    if not is_sum(eqn, S):
+        return s.inputs.statement(eqn)
+    of_all = f"_all_{number}_(s_)" if s.cluster else "_own_[s_]"
+    sums = {e.out: f"{e.out.name}{of_all}" for e in graph.eqns if e.op in SEGMENT_SUMS}
+    inputs, computed = replace(s.inputs, element={**s.inputs.element, **sums}), joined_from(graph, eqn)
+    return Join(
+        result=Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)}", note(eqn)),
+        statements=_over_segments(computed, inputs, "s_"),
+        value=inputs.spell(eqn.args[0]),
+        interleave=eqn.int_attr("interleave") if "interleave" in dict(eqn.attrs) else 1,
+        unroll=FEW if computed else 0,
+    )
+
+
+def _over_segments(eqns: Iterable[Eqn], inputs: Inputs, segment: str) -> tuple[Statement, ...]:
+    return tuple(_sized(e, segment) if e.op == "segment_size" else inputs.statement(e) for e in eqns)
+
+
+def _sized(eqn: Eqn, segment: str) -> Statement:
+    """The elements of a segment, the last of which may be shorter."""
+    real = ctype(eqn.out.type.dtype)
+    text = f"const {real} {c_name(eqn.out)} = static_cast<{real}>(segment_size<Row>({segment}));"
+    return Statement(text, note(eqn))

@@ -24,7 +24,7 @@ from lngen.errors import LowerError
 
 
 @dataclass(frozen=True)
-class Split:
+class Parts:
     """A graph in the parts that different kernels compute.
 
     rows      results with rows, and the [M] values of ``handed``
@@ -41,7 +41,7 @@ class Split:
     handed: tuple[Value, ...] = ()
 
 
-def split(graph: Graph) -> Split:
+def cut(graph: Graph) -> Parts:
     """The parts of ``graph``; LowerError if a part would need a result of another row of the same kernel."""
     _check(graph)
     sums = tuple(sorted(filter(is_column_fold, graph.eqns), key=lambda e: e.op not in SUMS))
@@ -60,7 +60,7 @@ def split(graph: Graph) -> Split:
     end = extract(graph, graph.name, (*graph.params, *handed), numbers) if numbers else None
     for part in filter(None, (finish, end)):
         _check_narrow(graph, part)
-    return Split(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results))
+    return Parts(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results))
 
 
 def _handed(graph: Graph, late: set[Value], results: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -149,7 +149,7 @@ def _check_segments(graph: Graph) -> None:
             )
 
 
-def column_graph(parts: Split, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
+def column_graph(parts: Parts, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
     """The graph of a kernel that only adds columns, and the per-row values that it takes from the row kernel.
 
     Where an operand of a column sum depends on row sums, the [M] values computed from them become parameters.

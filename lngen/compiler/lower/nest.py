@@ -1,0 +1,393 @@
+"""The nest of a kernel: every equation at the loop that has its axes, behind the reductions that it waits for.
+
+A kernel's threads share the elements of the axes that it holds: D in rows, columns and the finish, or the axis of a
+vector in numbers. A value with a held axis is an element, computed again in every loop that needs it. One over the
+segments of a row is computed for each vector of a thread, one with rows once a row, one without axes once a launch. A
+reduction over a held axis ends a phase: what depends on it waits until all threads have met. A reduction over rows adds
+the terms of a row to what a thread keeps; a later kernel completes it. From one phase to the next, registers hold the
+inputs, one number per reduction, and the few elements that are long to compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from lngen.compiler.ir import (
+    F32,
+    SEGMENT_SUMS,
+    SUMS,
+    WIDE,
+    Axis,
+    D,
+    Eqn,
+    Graph,
+    S,
+    Value,
+    is_number_fold,
+    is_row_fold,
+    is_sum,
+)
+from lngen.compiler.ir.places import depths, operand_depth, segment_sums_of, upstream
+
+# ---- what a nest is ----
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop over the held axis.
+
+    inputs     the inputs of which it reads elements
+    segments   the sums of segments that it reads, and ``vector`` the equations over segments, once per vector
+    element    the equations, once per element
+    terms      the reductions to which it adds terms; their results are complete behind it, or partial
+    stores     the results that it stores
+    held       the elements that earlier loops have left in registers, and ``keep`` those that it leaves there
+    """
+
+    inputs: tuple[Value, ...]
+    segments: tuple[Value, ...]
+    vector: tuple[Eqn, ...]
+    element: tuple[Eqn, ...]
+    terms: tuple[Eqn, ...] = ()
+    stores: tuple[Value, ...] = ()
+    held: frozenset[Value] = frozenset()
+    keep: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The part of a nest between two reductions over the held axis.
+
+    loop    stores results and adds the terms of partial reductions; None without any
+    folds   the loops whose reductions end the phase
+    after   the equations that follow from them
+    stores  the results without a held axis that are stored behind them
+    """
+
+    number: int
+    loop: Loop | None
+    folds: tuple[Loop, ...]
+    after: tuple[Eqn, ...]
+    stores: tuple[Value, ...]
+
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops, in order."""
+        return self.folds if self.loop is None else (self.loop, *self.folds)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """The equations of a kernel: ``launch`` once a thread, ``row`` once a row before the phases, and the phases."""
+
+    launch: tuple[Eqn, ...] = ()
+    row: tuple[Eqn, ...] = ()
+    phases: tuple[Phase, ...] = ()
+
+
+def by_kind(folds: Sequence[Eqn]) -> list[list[Eqn]]:
+    """The reductions of a row that share a loop: the sums of segments are alone, then all sums, then all maxima."""
+    alone = [[e] for e in folds if e.op in SEGMENT_SUMS]
+    return [*alone, *([e for e in folds if e.op in ops] for ops in (SUMS, ("reduce_max",)))]
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one kind of kernel forms its phases.
+
+    held          the axes that its threads share
+    together      the reductions of a phase, in groups that share a loop
+    stores        results are stored as soon as they can be; or "last", in the last loop that reads inputs, because they
+                  take the place of inputs; or at the "end"
+    keeps         the factors of sums of squares of segments are kept in registers
+    keeps_long    elements that are long to compute are kept in registers, and 16-bit results that later loops read
+    """
+
+    held: frozenset[Axis] = frozenset({D})
+    together: Callable[[Sequence[Eqn]], Iterable[Sequence[Eqn]]] = by_kind
+    stores: Literal["soon", "last", "end"] = "soon"
+    keeps: bool = False
+    keeps_long: bool = False
+
+
+# ---- the placement ----
+
+
+def nest(graph: Graph, results: Iterable[Value], partial: Sequence[Eqn] = (), style: Style | None = None) -> Nest:
+    """The nest that stores ``results`` and adds the terms of the reductions ``partial`` of ``graph``."""
+    work = _Work(graph, tuple(results), tuple(partial), style or Style())
+    return work.nest()
+
+
+@dataclass(frozen=True)
+class _Work:
+    graph: Graph
+    results: tuple[Value, ...]
+    partial: tuple[Eqn, ...]
+    style: Style
+
+    def nest(self) -> Nest:
+        outer = [e for e in self.graph.eqns if self.is_outer(e.out) and self.depth[e.out] == 0]
+        phases = tuple(self._phase(n) for n in range(self.count))
+        return Nest(
+            launch=tuple(e for e in outer if not e.out.type.axes),
+            row=tuple(e for e in outer if e.out.type.axes),
+            phases=tuple(p for p in phases if p.loops or p.stores),
+        )
+
+    # ---- where a value is computed, and when ----
+
+    def is_element(self, value: Value) -> bool:
+        return not self.style.held.isdisjoint(value.type.axes)
+
+    def is_outer(self, value: Value) -> bool:
+        return not self.is_element(value) and S not in value.type.axes
+
+    def completes(self, eqn: Eqn) -> bool:
+        return is_row_fold(eqn) or is_number_fold(eqn)
+
+    @cached_property
+    def depth(self) -> Mapping[Value, int]:
+        return depths(self.graph)
+
+    @cached_property
+    def elements(self) -> tuple[Eqn, ...]:
+        return tuple(e for e in self.graph.eqns if self.is_element(e.out))
+
+    @cached_property
+    def count(self) -> int:
+        ends = (*(self.depth[v] for v in self.results), *(operand_depth(e, self.depth) for e in self.partial))
+        return 1 + max(ends, default=0)
+
+    @cached_property
+    def stored(self) -> Mapping[Value, int]:
+        """The phase that stores each result that is an element."""
+        soon = {v: self.depth[v] for v in self.results if self.is_element(v)}
+        if self.style.stores == "end":
+            return dict.fromkeys(soon, self.count - 1)
+        if self.style.stores == "last":
+            reads = (operand_depth(e, self.depth) for e in (*self.partial, *filter(self.completes, self.graph.eqns)))
+            return dict.fromkeys(soon, max([*soon.values(), *reads]))
+        return soon
+
+    @cached_property
+    def added(self) -> Mapping[Eqn, int]:
+        """The phase that adds the terms of each partial reduction."""
+        return {e: self._latest(e) for e in self.partial}
+
+    def _latest(self, eqn: Eqn) -> int:
+        """The last phase whose results need all [M, D] inputs of the terms, or the first possible."""
+        own = self._tiles(eqn.args)
+        found = [n for v, n in self.stored.items() if own <= self._tiles([v])]
+        return max([operand_depth(eqn, self.depth), *found])
+
+    def _tiles(self, values: Iterable[Value]) -> set[Value]:
+        needed = upstream(self.elements, values)
+        return {p for p in self.graph.params if p in needed and p.type.axes == WIDE}
+
+    # ---- a phase ----
+
+    def wanted(self, number: int) -> tuple[Value, ...]:
+        """What the loop of a phase computes, before the reductions that end the phase."""
+        operands = (a for e, n in self.added.items() if n == number for a in e.args)
+        return (*operands, *(v for v, n in self.stored.items() if n == number))
+
+    def folds(self, number: int) -> tuple[Eqn, ...]:
+        """The reductions that end a phase."""
+        return tuple(e for e in self.graph.eqns if self.completes(e) and operand_depth(e, self.depth) == number)
+
+    def _phase(self, number: int) -> Phase:
+        wanted, rounded = self.wanted(number), self.rounded(number)
+        last = self.count - 1 if self.style.stores == "end" else None
+        outer = {v: max(self.depth[v] - 1, 0) if last is None else last for v in self.results if self.is_outer(v)}
+        return Phase(
+            number=number,
+            loop=self._loop(
+                wanted,
+                self.held(number),
+                rounded,
+                terms=tuple(e for e, n in self.added.items() if n == number),
+                stores=tuple(v for v, n in self.stored.items() if n == number),
+            )
+            if wanted
+            else None,
+            folds=tuple(self._folds(number)),
+            after=tuple(
+                e
+                for e in self.graph.eqns
+                if self.is_outer(e.out) and not self.completes(e) and self.depth[e.out] == number + 1
+            ),
+            stores=tuple(v for v, n in outer.items() if n == number),
+        )
+
+    def _folds(self, number: int) -> Iterable[Loop]:
+        held = self.held(number) | {*self.rounded(number)}
+        for eqns in filter(None, self.style.together(self.folds(number))):
+            operands = tuple(a for e in eqns for a in e.args)
+            if eqns[0].op in SEGMENT_SUMS:
+                able = squared(self.graph, eqns) if self.style.keeps else ()
+            else:
+                computed = upstream(self.graph.eqns, operands)
+                able = tuple(v for v in self.kept.get(number, ()) if v in computed)
+            keep = tuple(v for v in able if v not in held)
+            yield self._loop(operands, held, keep, terms=tuple(eqns))
+            held |= {*keep}
+
+    def _loop(
+        self,
+        wanted: tuple[Value, ...],
+        held: frozenset[Value],
+        keep: tuple[Value, ...],
+        terms: tuple[Eqn, ...],
+        stores: tuple[Value, ...] = (),
+    ) -> Loop:
+        eqns, params = self.graph.eqns, self.graph.params
+        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or is_over_segments(e)]
+        needed = upstream(inside, wanted)
+        used = [e for e in inside if e.out in needed]
+        return Loop(
+            inputs=tuple(p for p in params if p in needed and self.is_element(p)),
+            segments=tuple(e.out for e in eqns if e.op in SEGMENT_SUMS and e.out in needed),
+            vector=tuple(e for e in used if is_over_segments(e)),
+            element=tuple(e for e in used if self.is_element(e.out)),
+            terms=terms,
+            stores=stores,
+            held=held,
+            keep=keep,
+        )
+
+    # ---- what stays in registers ----
+
+    @property
+    def numbers(self) -> range:
+        """The phases with loops that store or add."""
+        return range(1 + max([*self.added.values(), *self.stored.values()], default=0))
+
+    @cached_property
+    def kept(self) -> Mapping[int, tuple[Value, ...]]:
+        """The elements that the reductions of rows leave in registers, by phase."""
+        if not self.style.keeps_long:
+            return {}
+        folds = {n: [e for e in self.folds(n) if e.op not in SEGMENT_SUMS] for n in self.numbers}
+        needed = {n: [*self.wanted(n), *(a for e in self.folds(n) for a in e.args)] for n in self.numbers}
+        return kept_by({n: [a for e in eqns for a in e.args] for n, eqns in folds.items()}, needed, self.elements)
+
+    def rounded(self, number: int) -> tuple[Value, ...]:
+        """The 16-bit results that a phase stores and later loops read: they stay in registers.
+
+        Otherwise the compiler rounds a result again in every loop, and keeps its operands, which take more registers.
+        """
+        short = [v for v, n in self.stored.items() if n == number and v.type.dtype.size == 2 and self.style.keeps_long]
+        if not short:
+            return ()
+        later = {v for n in self.numbers if n > number for v in self.wanted(n)}
+        later |= {a for n in self.numbers if n >= number for e in self.folds(n) for a in e.args}
+        needed = upstream(self.elements, later)
+        return tuple(v for v in short if v in needed)
+
+    def held(self, number: int) -> frozenset[Value]:
+        """The elements that earlier phases have left in registers."""
+        earlier = [e for e in self.graph.eqns if self.depth[e.out] <= number and self.style.keeps]
+        left = (v for n in range(number) for v in (*self.rounded(n), *self.kept.get(n, ())))
+        return frozenset([*squared(self.graph, earlier), *left])
+
+
+# ---- values over the segments of a row ----
+
+
+def is_over_segments(eqn: Eqn) -> bool:
+    """True for an equation that computes a number for each segment from other such numbers."""
+    return S in eqn.out.type.axes and eqn.op not in SEGMENT_SUMS
+
+
+def squared(graph: Graph, eqns: Iterable[Eqn]) -> tuple[Value, ...]:
+    """The elements, without inputs, whose products are summed over segments."""
+    factors = dict.fromkeys(a for e in eqns if e.op == "segment_dot" for a in e.args)
+    return tuple(a for a in factors if D in a.type.axes and a not in graph.params)
+
+
+def joined_from(graph: Graph, eqn: Eqn) -> tuple[Eqn, ...]:
+    """The equations over segments that the sum over segments ``eqn`` needs."""
+    over = [e for e in graph.eqns if is_over_segments(e)]
+    needed = upstream(over, eqn.args)
+    return tuple(e for e in over if e.out in needed)
+
+
+def exchanged_in(graph: Graph, found: Phase) -> tuple[Value, ...]:
+    """The sums of segments that all blocks of a row need for the sums over segments that follow a phase."""
+    return tuple(e.out for e in segment_sums_of(graph, [e for e in found.after if is_sum(e, S)]))
+
+
+# ---- elements that stay in registers from one loop to a later one ----
+
+
+LONG = 16  # equations per element that are not worth a register: a function has more, the arithmetic of a norm has less
+MOST_KEPT = 2  # elements at a time, each of which takes a register
+
+
+def kept_by(
+    here: Mapping[int, Sequence[Value]], later: Mapping[int, Iterable[Value]], elements: Sequence[Eqn]
+) -> Mapping[int, tuple[Value, ...]]:
+    """For each phase, the elements that its reductions compute and leave in registers.
+
+    ``here``: the operands of the reductions that end each phase. ``later``: all that the loops of a phase need. A value
+    is kept if later phases would otherwise compute at least LONG equations again, the one first that saves most.
+    """
+    found: dict[int, tuple[Value, ...]] = {}
+    for number in sorted(here):
+        wanted = [v for n, values in later.items() if n > number for v in values]
+        earlier = {v for values in found.values() for v in values}
+        found[number] = tuple(_worth([e for e in elements if e.out not in earlier], here[number], wanted))
+    return found
+
+
+def _worth(elements: Sequence[Eqn], here: Sequence[Value], later: Sequence[Value]) -> list[Value]:
+    found: list[Value] = []
+    computed = in_loop(elements, here)
+    while len(found) < MOST_KEPT:
+        saves = saved([e for e in elements if e.out not in found], later, {*computed})
+        values = [v for v in computed if v in saves and v.type.axes == WIDE and v.type.dtype is F32]
+        best = max(values, key=saves.__getitem__, default=None)
+        if best is None or saves[best] < LONG:
+            break
+        found.append(best)
+    return found
+
+
+def in_loop(elements: Sequence[Eqn], wanted: Iterable[Value]) -> list[Value]:
+    """The values that a loop computes for each element, in their order."""
+    needed = upstream(elements, wanted)
+    return [e.out for e in elements if e.out in needed]
+
+
+def saved(eqns: Sequence[Eqn], wanted: Iterable[Value], counted: Collection[Value]) -> dict[Value, int]:
+    """How many of the values ``counted`` need not be computed for ``wanted`` if one of ``eqns`` is given, by its value.
+
+    They are those that are used through that value alone: its subtree in the tree of immediate dominators, from results
+    to operands. Cooper, Harvey and Kennedy, A simple, fast dominance algorithm, 2001; one pass, as there are no cycles.
+    """
+    through: dict[Value, Value | None] = dict.fromkeys(wanted)  # the value through which all uses go; None for results
+    depth, order = dict[Value | None, int]({None: 0}), list[Value]()
+    for eqn in reversed(eqns):
+        if eqn.out not in through:
+            continue
+        depth[eqn.out] = depth[through[eqn.out]] + 1
+        order.append(eqn.out)
+        for a in eqn.args:
+            one: Value | None = eqn.out
+            other = through.get(a, one)
+            while one is not other:
+                if depth[one] < depth[other]:
+                    one, other = other, one
+                assert one is not None
+                one = through[one]
+            through[a] = one
+    saves = {v: int(v in counted) for v in order}
+    for v in reversed(order):
+        parent = through[v]
+        if parent is not None:
+            saves[parent] += saves[v]
+    return {v: n for v, n in saves.items() if v in counted}
