@@ -6,7 +6,7 @@
 //   launch 1   : rows, grid 4 * min(30, M), block 256, clusters of 4, at least 98304 bytes of dynamic shared memory; no
 //     launch for M = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : d26d10cecb1d
+//   ir-sha256  : ab5325e3d4af
 //   regenerate : lngen show layernorm.fwd:d=65536,dtype=bf16 --schedule form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cluster=4,grid=30,tma_store=yes,cached_weights=yes > layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached.cu
 //   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached.cu
 //
@@ -14,13 +14,13 @@
 //   %x32       : f32[M, D]  = cast %x {to=f32}
 //   %gamma32   : f32[D]     = cast %gamma {to=f32}
 //   %beta32    : f32[D]     = cast %beta {to=f32}
-//   %x32_sums  : f32[M, S]  = segment_sum %x32 {chunk=8, segment=8192}
-//   %n         : f32[S]     = segment_size {dtype=f32, segment=8192}
+//   %x32_sums  : f32[M, S]  = reduce_sum %x32 {axis=D, chunk=8, segment=8192, to=S}
+//   %n         : f32[S]     = size {axis=D, dtype=f32, per=S, segment=8192}
 //   %one       : f32[]      = const {dtype=f32, value=1.0}
 //   %n_inverse : f32[S]     = div %one, %n
 //   %centre    : f32[M, S]  = mul %x32_sums, %n_inverse
 //   %far       : f32[M, D]  = sub %x32, %centre
-//   %squares   : f32[M, S]  = segment_dot %far, %far {chunk=8, segment=8192}
+//   %squares   : f32[M, S]  = reduce_dot %far, %far {axis=D, chunk=8, segment=8192, to=S}
 //   %mean_sum  : f32[M]     = reduce_sum %x32_sums {axis=S, interleave=4}
 //   %d_size    : f32[]      = const {dtype=f32, value=65536.0}
 //   %mean      : f32[M]     = div %mean_sum, %d_size
@@ -117,7 +117,8 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
-                x32_sums_acc_ = x32_sums_acc_ + x32;     // %x32_sums = segment_sum %x32 {chunk=8, segment=8192}
+                // %x32_sums = reduce_sum %x32 {axis=D, chunk=8, segment=8192, to=S}
+                x32_sums_acc_ = x32_sums_acc_ + x32;
             }
         }, x32_sums_own_);
         warp_barrier<Row>();
@@ -128,14 +129,14 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& squares_acc_) {
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const int s_ = v_ / Row::PER_SEGMENT;
-            // %n = segment_size {dtype=f32, segment=8192}
+            // %n = size {axis=D, dtype=f32, per=S, segment=8192}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
             const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x[i_]);  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;          // %far = sub %x32, %centre
-                // %squares = segment_dot %far, %far {chunk=8, segment=8192}
+                // %squares = reduce_dot %far, %far {axis=D, chunk=8, segment=8192, to=S}
                 squares_acc_ = fmaf(far, far, squares_acc_);
             }
         }, squares_own_);
@@ -151,12 +152,13 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
         const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
-            const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=8192}
-            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
-            const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
-            const float off = centre - mean;                            // %off = sub %centre, %mean
-            const float n_off = n * off;                                // %n_off = mul %n, %off
-            const float term = fmaf(n_off, off, squares_all_1_(s_));    // %term = fma %n_off, %off, %squares
+            // %n = size {axis=D, dtype=f32, per=S, segment=8192}
+            const float n = static_cast<float>(segment_size<Row>(s_));
+            const float n_inverse = one / n;                          // %n_inverse = div %one, %n
+            const float centre = x32_sums_all_1_(s_) * n_inverse;     // %centre = mul %x32_sums, %n_inverse
+            const float off = centre - mean;                          // %off = sub %centre, %mean
+            const float n_off = n * off;                              // %n_off = mul %n, %off
+            const float term = fmaf(n_off, off, squares_all_1_(s_));  // %term = fma %n_off, %off, %squares
             return term;
         });
         const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
@@ -172,7 +174,7 @@ layernorm_fwd__bf16_d65536__t256_r1_v8_b1_tma_s3_c4_g30_store_cached__rows(
             Vec<bf16, Row::N> y_out_;
             const auto x = load<Row, PlainLoad>(x_shared_, v_);
             const int s_ = v_ / Row::PER_SEGMENT;
-            // %n = segment_size {dtype=f32, segment=8192}
+            // %n = size {axis=D, dtype=f32, per=S, segment=8192}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
             const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse

@@ -7,7 +7,7 @@
 //     memory; no launch for M = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : 7436bd0e6299
+//   ir-sha256  : 4a48fd8669f8
 //   regenerate : lngen show layernorm.fwd:d=32768,dtype=f32 --schedule form=tma,threads=64,rows_per_block=3,vec=4,stages=2,cluster=8,grid=15,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes > layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic.cu
 //   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic.cu
 //
@@ -15,14 +15,14 @@
 //   %x32        : f32[M, D] = cast %x {to=f32}
 //   %gamma32    : f32[D]    = cast %gamma {to=f32}
 //   %beta32     : f32[D]    = cast %beta {to=f32}
-//   %x32_sums   : f32[M, S] = segment_sum %x32 {chunk=4, segment=4096}
-//   %n          : f32[S]    = segment_size {dtype=f32, segment=4096}
+//   %x32_sums   : f32[M, S] = reduce_sum %x32 {axis=D, chunk=4, segment=4096, to=S}
+//   %n          : f32[S]    = size {axis=D, dtype=f32, per=S, segment=4096}
 //   %one        : f32[]     = const {dtype=f32, value=1.0}
 //   %n_inverse  : f32[S]    = div %one, %n
 //   %centre     : f32[M, S] = mul %x32_sums, %n_inverse
 //   %far        : f32[M, D] = sub %x32, %centre
-//   %rest       : f32[M, S] = segment_sum %far {chunk=4, segment=4096}
-//   %squares    : f32[M, S] = segment_dot %far, %far {chunk=4, segment=4096}
+//   %rest       : f32[M, S] = reduce_sum %far {axis=D, chunk=4, segment=4096, to=S}
+//   %squares    : f32[M, S] = reduce_dot %far, %far {axis=D, chunk=4, segment=4096, to=S}
 //   %mean_sum   : f32[M]    = reduce_sum %x32_sums {axis=S, interleave=4}
 //   %d_size     : f32[]     = const {dtype=f32, value=32768.0}
 //   %mean_first : f32[M]    = div %mean_sum, %d_size
@@ -124,8 +124,9 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         float x32_sums_own_[Row::SEGMENTS];
         segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& x32_sums_acc_) {
             for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = x_row_[v_][i_];     // %x32 = cast %x {to=f32}
-                x32_sums_acc_ = x32_sums_acc_ + x32;  // %x32_sums = segment_sum %x32 {chunk=4, segment=4096}
+                const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
+                // %x32_sums = reduce_sum %x32 {axis=D, chunk=4, segment=4096, to=S}
+                x32_sums_acc_ = x32_sums_acc_ + x32;
             }
         }, x32_sums_own_);
 
@@ -133,21 +134,21 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         float rest_own_[Row::SEGMENTS];
         segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& rest_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
-            // %n = segment_size {dtype=f32, segment=4096}
+            // %n = size {axis=D, dtype=f32, per=S, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
             const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;    // %far = sub %x32, %centre
-                rest_acc_ = rest_acc_ + far;       // %rest = segment_sum %far {chunk=4, segment=4096}
+                rest_acc_ = rest_acc_ + far;       // %rest = reduce_sum %far {axis=D, chunk=4, segment=4096, to=S}
             }
         }, rest_own_);
         float squares_own_[Row::SEGMENTS];
         float far_row_[Row::VECTORS][Row::N];
         segment_sums<Add<float>, Row>(reduce_, [&](int v_, float& squares_acc_) {
             const int s_ = v_ / Row::PER_SEGMENT;
-            // %n = segment_size {dtype=f32, segment=4096}
+            // %n = size {axis=D, dtype=f32, per=S, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
             const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse
@@ -155,7 +156,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
                 const float x32 = x_row_[v_][i_];  // %x32 = cast %x {to=f32}
                 const float far = x32 - centre;    // %far = sub %x32, %centre
                 far_row_[v_][i_] = materialised(far);
-                // %squares = segment_dot %far, %far {chunk=4, segment=4096}
+                // %squares = reduce_dot %far, %far {axis=D, chunk=4, segment=4096, to=S}
                 squares_acc_ = fmaf(far, far, squares_acc_);
             }
         }, squares_own_);
@@ -175,11 +176,12 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         // %off_sum = reduce_sum %left {axis=S, interleave=4}
         const float off_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
-            const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
-            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
-            const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
-            const float off_first = centre - mean_first;                // %off_first = sub %centre, %mean_first
-            const float left = fmaf(n, off_first, rest_all_1_(s_));     // %left = fma %n, %off_first, %rest
+            // %n = size {axis=D, dtype=f32, per=S, segment=4096}
+            const float n = static_cast<float>(segment_size<Row>(s_));
+            const float n_inverse = one / n;                         // %n_inverse = div %one, %n
+            const float centre = x32_sums_all_1_(s_) * n_inverse;    // %centre = mul %x32_sums, %n_inverse
+            const float off_first = centre - mean_first;             // %off_first = sub %centre, %mean_first
+            const float left = fmaf(n, off_first, rest_all_1_(s_));  // %left = fma %n, %off_first, %rest
             return left;
         });
         const float correction = off_sum / d_size;   // %correction = div %off_sum, %d_size
@@ -187,12 +189,13 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         // %var_sum = reduce_sum %term {axis=S, interleave=4}
         const float var_sum = join_segments<Add<float>, /* segments */ 8, /* interleave */ 4,
             /* unroll */ 2>([&](int s_) {
-            const float n = static_cast<float>(segment_size<Row>(s_));  // %n = segment_size {dtype=f32, segment=4096}
-            const float n_inverse = one / n;                            // %n_inverse = div %one, %n
-            const float centre = x32_sums_all_1_(s_) * n_inverse;       // %centre = mul %x32_sums, %n_inverse
-            const float off = centre - mean;                            // %off = sub %centre, %mean
-            const float n_off = n * off;                                // %n_off = mul %n, %off
-            const float term = fmaf(n_off, off, squares_all_1_(s_));    // %term = fma %n_off, %off, %squares
+            // %n = size {axis=D, dtype=f32, per=S, segment=4096}
+            const float n = static_cast<float>(segment_size<Row>(s_));
+            const float n_inverse = one / n;                          // %n_inverse = div %one, %n
+            const float centre = x32_sums_all_1_(s_) * n_inverse;     // %centre = mul %x32_sums, %n_inverse
+            const float off = centre - mean;                          // %off = sub %centre, %mean
+            const float n_off = n * off;                              // %n_off = mul %n, %off
+            const float term = fmaf(n_off, off, squares_all_1_(s_));  // %term = fma %n_off, %off, %squares
             return term;
         });
         const float var = var_sum / d_size;   // %var = div %var_sum, %d_size
@@ -207,7 +210,7 @@ layernorm_fwd__f32_d32768__t64_r3_v4_b1_tma_s2_c8_g15_cached_regs_early_dynamic_
         for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
             Vec<float, Row::N> y_out_;
             const int s_ = v_ / Row::PER_SEGMENT;
-            // %n = segment_size {dtype=f32, segment=4096}
+            // %n = size {axis=D, dtype=f32, per=S, segment=4096}
             const float n = static_cast<float>(segment_size<Row>(Row::rank() * Row::SEGMENTS + s_));
             const float n_inverse = one / n;                     // %n_inverse = div %one, %n
             const float centre = x32_sums_own_[s_] * n_inverse;  // %centre = mul %x32_sums, %n_inverse

@@ -23,7 +23,7 @@ from lngen import config
 from lngen.compiler.devices import DEFAULT_ARCH, Device, oldest_first
 from lngen.compiler.emit import commands, emit
 from lngen.compiler.headers import bundled
-from lngen.compiler.ir import Graph, S
+from lngen.compiler.ir import Graph, is_over_segments
 from lngen.compiler.lower import Plan, lower, structure
 from lngen.compiler.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule, problem
 from lngen.compiler.schedule import attempts, known_clean
@@ -125,7 +125,7 @@ class Compilation:
         """
         try:
             parts, _ = structure(self.graph)
-            if parts.sums and any(S in e.out.type.axes for e in self.graph.eqns):
+            if parts.sums and any(is_over_segments(e.out) for e in self.graph.eqns):
                 self.kernels(next(attempts(self.problem, (DEFAULT_ARCH,))))
         except LowerError as error:
             return error

@@ -11,8 +11,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lngen.compiler.ir import OPS, WIDE, Attr, Axis, D, Eqn, Graph, Ops, Value, indexed_by_elements, segment_of
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, of_elements
+from lngen.compiler.ir import (
+    OPS,
+    WIDE,
+    Attr,
+    Axis,
+    D,
+    Eqn,
+    Graph,
+    Lengths,
+    Ops,
+    Value,
+    derived_axes,
+    segment_of,
+    unequal,
+)
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.errors import ArrayError
 
 
@@ -23,17 +37,17 @@ def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     (bfloat16 is ml_dtypes.bfloat16); otherwise ArrayError.
     """
     size = _sizes(graph, inputs)
-    segment = segment_of(graph, size.get(D, 1))
     env: dict[Value, Array] = {p: _spread(p, inputs[p.name]) for p in graph.params}
     with np.errstate(all="ignore"):
         for eqn in graph.eqns:
-            args = zip((env[a] for a in eqn.args), indexed_by_elements(eqn), strict=True)
-            along_d = tuple(of_elements(a, size[D], segment) if met else a for a, met in args)
-            env[eqn.out] = value_of(eqn, along_d, size)
+            args = [env[a] for a in eqn.args]
+            for n, place, axis, wanted in unequal(eqn):
+                args[n] = np.take(args[n], size.positions(wanted, axis), axis=place)
+            env[eqn.out] = value_of(eqn, tuple(args), size)
     return {r.name: _gather(r, env[r], size) for r in graph.results}
 
 
-def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
+def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> Lengths:
     size: dict[Axis, int] = {}
     for p in graph.params:
         if p.name not in inputs:
@@ -48,23 +62,46 @@ def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> dict[Axis, int]:
                 raise ArrayError(f"'{p.name}' has {n} elements along {axis}; another input has {size[axis]}.")
     for r in graph.results:
         for axis in r.type.axes:
-            if axis not in size:
+            if axis not in size and (axis.base is None or axis.base not in size):
                 raise ArrayError(f"graph @{graph.name}: no input says how long {axis} is, which '{r.name}' needs.")
+    return _divided(graph, Lengths(size, segment_of(graph, size.get(D, 1))))
+
+
+def _divided(graph: Graph, size: Lengths) -> Lengths:
+    """The lengths; ArrayError if a derived axis does not divide its base, or has another length than the graph says."""
+    for axis in derived_axes(graph):
+        assert axis.base is not None
+        if axis.base not in size:
+            continue
+        whole = size[axis.base]
+        try:
+            said = Lengths({axis.base: whole, **({axis: size[axis]} if isinstance(axis.number, str) else {})})[axis]
+        except ValueError as e:
+            raise ArrayError(f"graph @{graph.name}: {e}.") from e
+        if size[axis] != said:
+            raise ArrayError(
+                f"graph @{graph.name}: {axis.declaration} has {said} elements, got an array of {size[axis]}."
+            )
+        if said and whole % said:
+            raise ArrayError(
+                f"graph @{graph.name}: {axis.declaration} has {said} elements, which do not divide {whole}."
+            )
     return size
 
 
 def _spread(value: Value, array: Array) -> Array:
-    """The array with size 1 along every axis its value lacks."""
-    return array[tuple(slice(None) if a in value.type.axes else None for a in WIDE)]
+    """The array with size 1 along the axes that its value lacks."""
+    return array[tuple(slice(None) if value.type.along(a) else None for a in WIDE)]
 
 
-def _gather(value: Value, array: Array, size: Mapping[Axis, int]) -> Array:
+def _gather(value: Value, array: Array, size: Lengths) -> Array:
     """The array without the axes its value lacks."""
-    full = np.broadcast_to(array, [size[a] if a in value.type.axes else 1 for a in WIDE])
-    return np.array(full[tuple(slice(None) if a in value.type.axes else 0 for a in WIDE)], order="C")
+    axes = [value.type.along(a) for a in WIDE]
+    full = np.broadcast_to(array, [size[a] if a else 1 for a in axes])
+    return np.array(full[tuple(slice(None) if a else 0 for a in axes)], order="C")
 
 
-def value_of(eqn: Eqn, args: tuple[Array, ...], size: Mapping[Axis, int]) -> Array:
+def value_of(eqn: Eqn, args: tuple[Array, ...], size: Lengths) -> Array:
     """The value, for operands that have size 1 along the axes they lack."""
     op = OPS[eqn.op]
     if op.numpy:
@@ -77,7 +114,7 @@ def value_of(eqn: Eqn, args: tuple[Array, ...], size: Mapping[Axis, int]) -> Arr
 class _Evaluator(Ops):
     """Computes each equation as it is written."""
 
-    def __init__(self, known: dict[Value, Array], size: Mapping[Axis, int]) -> None:
+    def __init__(self, known: dict[Value, Array], size: Lengths) -> None:
         self.known, self._sizes = known, size
 
     def emit(self, op: str, name: str, args: tuple[Value, ...], **attrs: Attr) -> Value:

@@ -13,7 +13,19 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
-from lngen.compiler.ir import DEFAULT_EPS, WIDE, Axis, DType, Eqn, Graph, Value, values_of
+from lngen.compiler.ir import (
+    DEFAULT_EPS,
+    WIDE,
+    Axis,
+    DType,
+    Eqn,
+    Graph,
+    Lengths,
+    Value,
+    is_over_segments,
+    unequal,
+    values_of,
+)
 from lngen.errors import LngenError
 from lngen.launch.arrays import torch_dtypes
 
@@ -27,7 +39,7 @@ class Call:
     """What the meanings of a call share: PyTorch, the lengths of the axes, the dtype of each lngen dtype."""
 
     torch: ModuleType
-    size: Mapping[Axis, int]
+    size: Lengths
     dtypes: Mapping[DType, Any]
     like: Tensor
 
@@ -36,6 +48,21 @@ class Call:
         if isinstance(x, self.torch.Tensor):
             return x
         return self.torch.full((1, 1), x, dtype=self.dtypes[eqn.out.type.dtype], device=self.like.device)
+
+    def at(self, x: Tensor, place: int, axis: Axis, wanted: Axis) -> Tensor:
+        """``x`` along ``axis``, repeated for the elements of the finer axis ``wanted``."""
+        return x.index_select(place, self.torch.from_numpy(self.size.positions(wanted, axis)).to(x.device))
+
+    def grouped(self, x: Tensor, eqn: Eqn) -> tuple[Tensor, int]:
+        """``x`` with the elements that a reduction joins in a dimension of their own, and that dimension."""
+        place = WIDE.index(eqn.axis.root)
+        if eqn.to is None:
+            return x, place
+        shape = [*x.shape]
+        shape[place] = self.size[eqn.axis]
+        groups = self.torch.from_numpy(self.size.groups(eqn.axis, eqn.to)).to(x.device)
+        full = x.expand(shape).index_select(place, groups.reshape(-1))
+        return full.unflatten(place, tuple(groups.shape)), place + 1
 
 
 Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
@@ -50,7 +77,7 @@ def torch_function(graph: Graph, *, wide: bool = False, eps: float = DEFAULT_EPS
     follow from ``eps``. LngenError for an op that no such graph has.
     """
     for eqn in graph.eqns:
-        if eqn.op not in MEANINGS:
+        if eqn.op not in MEANINGS or is_over_segments(eqn.out):
             raise LngenError(
                 f"graph @{graph.name}: the op '{eqn.op}' of '{eqn.out}' has no meaning in PyTorch; a graph before "
                 "its sums are ordered is expected, and for a new op a row in lngen/proof/torch_graph.py."
@@ -90,20 +117,25 @@ def _run(
 ) -> tuple[Tensor, ...]:
     import torch
 
-    size: dict[Axis, int] = {}
+    found: dict[Axis, int] = {}
     for value, tensor in given.items():
-        size |= dict(zip(value.type.axes, tensor.shape, strict=True))
+        found |= dict(zip(value.type.axes, tensor.shape, strict=True))
+    size = Lengths(found)
     dtypes = {t: torch.float64 if wide else torch_dtypes()[t] for t in DType}
     call = Call(torch, size, dtypes, next(iter(given.values())))
     values = {**numbers, **{v: t.reshape(_spread(v, size)) for v, t in given.items()}}
     for eqn in eqns:
-        values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(values[a] for a in eqn.args))
+        args = [values[a] for a in eqn.args]
+        for n, place, axis, finer in unequal(eqn):
+            args[n] = call.at(args[n], place, axis, finer)
+        values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(args))
     return tuple(_gather(call, graph, r, values[r]) for r in wanted)
 
 
-def _spread(value: Value, size: Mapping[Axis, int]) -> tuple[int, ...]:
+def _spread(value: Value, size: Lengths) -> tuple[int, ...]:
     """The shape over [M, D], of size 1 along the axes that the value lacks."""
-    return tuple(size[axis] if axis in value.type.axes else 1 for axis in WIDE)
+    axes = (value.type.along(root) for root in WIDE)
+    return tuple(1 if axis is None else size[axis] for axis in axes)
 
 
 def _gather(call: Call, graph: Graph, value: Value, x: Tensor) -> Tensor:
@@ -134,7 +166,12 @@ def _called(name: str) -> Meaning:
 
 def _reduced(method: str) -> Meaning:
     """The meaning of a reduction, by the name of a tensor's method."""
-    return lambda c, e, a: getattr(c.tensor(a[0], e), method)(dim=WIDE.index(e.axis), keepdim=True)
+
+    def reduced(c: Call, e: Eqn, a: tuple[Tensor, ...]) -> Tensor:
+        x, dim = c.grouped(c.tensor(a[0], e), e)
+        return getattr(x, method)(dim=dim, keepdim=e.to is None)
+
+    return reduced
 
 
 def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
@@ -144,14 +181,27 @@ def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
     return c.torch.where(chosen, c.tensor(x, e), c.tensor(y, e))
 
 
+def _expanded(c: Call, e: Eqn, x: Tensor) -> Tensor:
+    """``x``, repeated along the equation's axis."""
+    has = e.args[0].type.along(e.axis.root)
+    return x.expand(_spread(e.out, c.size)) if has is None else c.at(x, WIDE.index(e.axis.root), has, e.axis)
+
+
+def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
+    """The halves of rows exchanged, one of them negated."""
+    a, b = x.chunk(2, dim=1)
+    return c.torch.cat([b, -a] if inverse else [-b, a], dim=1)
+
+
 MEANINGS: dict[str, Meaning] = {
     **{op: _called(name) for op, name in {**dict(zip(SAME, SAME, strict=True)), **RENAMED}.items()},
     **{op: _reduced(method) for op, method in REDUCTIONS.items()},
     "reduce_dot": lambda c, e, a: _reduced("sum")(c, e, (a[0] * a[1],)),
     "const": lambda c, e, a: float(e.value),
-    "size": lambda c, e, a: float(c.size[e.axis]),
+    "size": lambda c, e, a: float(c.size[e.axis] if e.per is None else c.size.per(e.axis, e.per)),
     "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype]),
-    "expand": lambda c, e, a: c.tensor(a[0], e).expand(_spread(e.out, c.size)),
+    "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
+    "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),
     "stop_gradient": lambda c, e, a: c.tensor(a[0], e).detach(),
     "neg": lambda c, e, a: -a[0],

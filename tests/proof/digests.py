@@ -19,7 +19,7 @@ import numpy as np
 
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import ORDERED, D, DType, Graph, M, Value
+from lngen.compiler.ir import SUMS, D, DType, Graph, M, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.files import write_all
@@ -146,8 +146,8 @@ def order_of(graph: Graph) -> str:
     for eqn in graph.eqns:
         attrs = dict(eqn.attrs)
         numbers = {k: attrs[k] for k in NUMBERS if k in attrs}
-        if eqn.op in ORDERED and eqn.op != "segment_size" and numbers:
-            axis = str(attrs.get("axis", D))
+        if eqn.op in SUMS and numbers:
+            axis = str(eqn.axis)
             if found.setdefault(axis, str(numbers)) != str(numbers):
                 raise ValueError(
                     f"graph @{graph.name}: sums along {axis} have two orders, {found[axis]} and {numbers}."

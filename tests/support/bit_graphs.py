@@ -26,7 +26,7 @@ def mixed(b: GraphBuilder) -> None:
     x = b.param("x", b.compute, M, D)
     narrow = b.cast("narrow32", b.param("narrow", BF16, D), to=b.compute)
     y = b.add("sum", b.mul("product", x, b.param("wide", b.compute, D)), narrow)
-    b.results.append(b.reduce_sum("total", b.segment_sum("parts", y), axis=S))
+    b.results.append(b.reduce_sum("total", b.reduce_sum("parts", y, axis=D, to=S), axis=S))
 
 
 def halved(b: GraphBuilder) -> None:
@@ -39,19 +39,19 @@ def halved(b: GraphBuilder) -> None:
 def apart(b: GraphBuilder) -> None:
     """Each row times the squares of distances from its segments' means, without the sum of the row."""
     x = b.input("x", M, D)
-    centre = b.div("centre", b.segment_sum("parts", x), b.segment_size("n", b.compute))
+    centre = b.div("centre", b.reduce_sum("parts", x, axis=D, to=S), b.size("n", D, b.compute, per=S))
     far = b.sub("far", x, centre)
-    squares = b.reduce_sum("apart", b.segment_dot("squares", far, far), axis=S)
+    squares = b.reduce_sum("apart", b.reduce_dot("squares", far, far, axis=D, to=S), axis=S)
     b.output("y", b.mul("p", b.add("moved", x, centre), squares))
 
 
 def exchanged_twice(b: GraphBuilder) -> None:
     """A sum over S reads sums of segments of which some depend on another sum over S; maxima of rows among them."""
     x, z = b.input("x", M, D), b.input("z", M, D)
-    parts = b.segment_sum("parts", x)
+    parts = b.reduce_sum("parts", x, axis=D, to=S)
     far = b.sub("far", x, b.reduce_sum("total", parts, axis=S))
-    again = b.segment_dot("again", far, b.add("near", z, parts))
-    both = b.reduce_sum("both", b.fma("term", parts, b.segment_dot("squares", far, far), again), axis=S)
+    again = b.reduce_dot("again", far, b.add("near", z, parts), axis=D, to=S)
+    both = b.reduce_sum("both", b.fma("term", parts, b.reduce_dot("squares", far, far, axis=D, to=S), again), axis=S)
     most = b.reduce_max("most", b.mul("scaled", b.sub("lower", far, b.reduce_max("top", far, axis=D)), both), axis=D)
     b.output("y", b.sub("p", far, most))
     b.statistic(both)

@@ -6,12 +6,12 @@ from difflib import SequenceMatcher
 from functools import partial
 
 from lngen.compiler import passes
-from lngen.compiler.ir import Axis, Builder, DType, Graph, parse, print_eqn
+from lngen.compiler.ir import Builder, D, DType, Graph, M, S, parse, print_eqn
 
 LINE = re.compile(r"(\w+) = (\w+)((?: \w+,?)*?)(?: \{(.*)\})?")
 CONST = re.compile(r"const \{dtype=(\w+), value=(\S+)\}")
 WIDTH = 116
-WORDS = {str(word.value): word for word in (*Axis, *DType)}
+WORDS = {str(word): word for word in (M, D, S, *DType)}
 
 
 def graph(inputs: str, text: str) -> Graph:

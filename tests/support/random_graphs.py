@@ -275,7 +275,7 @@ class _Kitchen:
             case "segment_sum" | "segment_dot" | "sum_s":
                 return self._of_segments(s, alike)
             case "segment_size":
-                return b.segment_size("length", dtype)
+                return b.size("length", D, dtype, per=S)
             case "dot_m":
                 wide = [v for v in pool if v.type.axes == (M, D) and v.type.dtype is F32]
                 other = [v for v in pool if v.type.dtype is F32]
@@ -312,8 +312,11 @@ class _Kitchen:
             return None
         x = wide[-1 - s.picks[0] % len(wide)]
         if s.op == "segment_dot":
-            return self.b.segment_dot("squares", x, x if s.picks[1] % 2 else pool[-1 - s.picks[1] % len(pool)])
-        return self.b.segment_sum("parts", x) if s.op == "segment_sum" else self.b.reduce_sum("joined", x, axis=S)
+            y = x if s.picks[1] % 2 else pool[-1 - s.picks[1] % len(pool)]
+            return self.b.reduce_dot("squares", x, y, axis=D, to=S)
+        if s.op == "segment_sum":
+            return self.b.reduce_sum("parts", x, axis=D, to=S)
+        return self.b.reduce_sum("joined", x, axis=S)
 
 
 def draw_case(rng: random.Random, kind: str) -> Case:

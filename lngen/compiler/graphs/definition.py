@@ -230,12 +230,12 @@ def declared(graph: Graph) -> tuple[DType, DType, DType]:
     """The dtypes that a spec of the graph has: of inputs with rows and features, of other inputs, of outputs."""
     wide = next((p.type.dtype for p in graph.tensors if p.type.axes == WIDE), DType.F32)
     weight = next((p.type.dtype for p in graph.tensors if p.type.axes != WIDE), wide)
-    return wide, weight, next((r.type.dtype for r in graph.results if D in r.type.axes), wide)
+    return wide, weight, next((r.type.dtype for r in graph.results if r.type.along(D)), wide)
 
 
 def statistics_of(graph: Graph) -> tuple[str, ...]:
     """The results that lack D and that another result is computed from: what backward may take from forward."""
-    return tuple(r.name for r in graph.results if D not in r.type.axes and _is_used(graph, r))
+    return tuple(r.name for r in graph.results if not r.type.along(D) and _is_used(graph, r))
 
 
 def _is_used(graph: Graph, value: Value) -> bool:

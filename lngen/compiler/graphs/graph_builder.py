@@ -216,13 +216,20 @@ class GraphBuilder(Builder):
         """c where a is greater than b, else d, also where a or b is a NaN."""
         return self.emit("where_gt", name, (a, b, c, d))
 
-    def sum(self, x: Value, axis: Axis = D) -> Value:
-        """The sum over an axis."""
-        return self.record("reduce_sum", x, axis=axis)
+    def sum(self, x: Value, axis: Axis = D, to: Axis | None = None) -> Value:
+        """The sum over an axis, or of its elements that belong to one of ``to``."""
+        return self._reduced("reduce_sum", x, axis, to)
 
-    def mean(self, x: Value, axis: Axis = D) -> Value:
-        """The sum over an axis divided by its length."""
-        return self.record("reduce_mean", x, axis=axis)
+    def mean(self, x: Value, axis: Axis = D, to: Axis | None = None) -> Value:
+        """The sum over an axis divided by its length; ``to`` as in a sum."""
+        return self._reduced("reduce_mean", x, axis, to)
+
+    def max(self, x: Value, axis: Axis = D, to: Axis | None = None) -> Value:
+        """The largest element along an axis; equal maxima share its cotangent equally; ``to`` as in a sum."""
+        return self._reduced("reduce_max", x, axis, to)
+
+    def _reduced(self, op: str, x: Value, axis: Axis, to: Axis | None) -> Value:
+        return self.record(op, x, axis=axis, **({} if to is None else {"to": to}))
 
     def stop_gradient(self, x: Value) -> Value:
         """``x``, whose gradient is 0 by definition: the scale of a quantiser, a straight-through estimator."""

@@ -12,31 +12,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from lngen.compiler.ir.axes import BASES, Axis, Derivation, axes_union
 from lngen.compiler.ir.functions import Functions
 from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
 from lngen.compiler.ir.types import (
     F32,
     F64,
-    OF_SEGMENTS,
     ORDERS,
     RULES,
     Attr,
-    Axis,
     ByValue,
     DType,
     Eqn,
     Graph,
-    S,
     Type,
     Value,
-    axes_union,
+    derived_axes,
+    is_over_segments,
+    is_segment_size,
+    is_segment_sum,
     print_eqn,
     print_param,
 )
 from lngen.errors import VerifyError, short
 
 # ---- construction ----
+
+
+def derived(name: str, base: str, by: str, number: int | str) -> Axis:
+    """An axis of that name; ValueError for a name that no axis may have, another base, or no number."""
+    if not is_name(name) or name in BASES:
+        raise ValueError(f"a name of letters and digits other than M and D is expected, got '{short(name)}'")
+    if base not in BASES:
+        raise ValueError(f"an axis is expected to be derived from M or D, got '{short(base)}'")
+    whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
+    if not whole and not (base == "M" and isinstance(number, str) and is_name(number)):
+        named = ", or a name" if base == "M" else ""
+        raise ValueError(f"a whole number from 1{named} is expected, got {short(repr(number))}")
+    return Axis(name, Axis(base), by, number)
 
 
 @dataclass(frozen=True)
@@ -64,15 +78,44 @@ class Builder(Functions):
         self.params: list[Value] = list(params)
         self.eqns: list[Eqn] = list(eqns)
         self.results: list[Value] = []
+        axes = (a for v in (*params, *(e.out for e in eqns)) for a in v.type.axes)
+        self.axes = {a.name: a for a in axes if a.base is not None and not a.of_order}
         self._names = {*taken, *(v.name for v in params), *(e.out.name for e in eqns)}
+
+    def axis(self, name: str, of: Derivation) -> Axis:
+        """An axis that the graph derives from M or D, such as ``b.axis("N", M / "n")``, ``b.axis("B", D / 128)``.
+
+        Rows belong to samples, n neighbouring ones to each; features to blocks of 128. ``M % 8`` derives heads: row m
+        belongs to head m % 8. VerifyError for a name that is taken, or a number that is none.
+        """
+        if not isinstance(of, Derivation):
+            raise VerifyError(
+                f"graph @{self.name}: axis '{short(str(name))}' is expected to be derived from M or D, such as "
+                f"D / 128 or M % 8, got {short(repr(of))}."
+            )
+        try:
+            axis = derived(name, str(of.base), of.by, of.number)
+        except ValueError as e:
+            raise VerifyError(f"graph @{self.name}: axis '{short(str(name))}': {e}.") from e
+        if self.axes.setdefault(name, axis) is not axis:
+            raise VerifyError(f"graph @{self.name}: axis '{name}' is {self.axes[name].declaration} already.")
+        return axis
 
     def param(self, name: str, dtype: DType, *axes: Axis) -> Value:
         """A new parameter; VerifyError if it cannot have exactly that name, or for axes that no type has."""
         self.reserve(name, "an input")
+        for a in axes:
+            if isinstance(a, Axis) and a.base is not None and self.axes.get(a.name) is not a:
+                raise VerifyError(
+                    f"graph @{self.name}: '{name}' has the axis {a.declaration}, which this graph does not declare; "
+                    f'write b.axis("{a.name}", {a.base} {a.by} {a.number!r}).'
+                )
         if not all(isinstance(a, Axis) for a in axes) or axes != axes_union(axes):
             got = ", ".join(str(a) if isinstance(a, Axis) else short(repr(a)) for a in axes)
+            several = all(isinstance(a, Axis) for a in axes) and any(a.base for a in axes)
             raise VerifyError(
-                f"graph @{self.name}: '{name}' expects some of the axes lngen.M, lngen.D, in this order, got {got}."
+                f"graph @{self.name}: '{name}' expects some of the axes lngen.M, lngen.D, in this order, got {got}"
+                f"{': at most one of M, or derived from it, and one of D' if several else ''}."
             )
         value = Value(name, Type(dtype, axes))
         self.params.append(value)
@@ -174,7 +217,7 @@ def verify(graph: Graph, stage: str) -> Graph:
         raise VerifyError(f"graph @{graph.name} needs a lower-case name of letters, digits and _, for its kernels.")
     _check_attrs(graph, stage)
     for value in (*graph.params, *graph.results):
-        if S in value.type.axes:
+        if is_over_segments(value):
             raise VerifyError(
                 _message(graph, stage, f"'{value}: {value.type}' varies along S, which no input or result does")
             )
@@ -187,6 +230,10 @@ def verify(graph: Graph, stage: str) -> Graph:
             raise VerifyError(_message(graph, stage, f"equation {number}: {problem}", print_eqn(eqn)))
         _define(graph, stage, known, eqn.out, f"equation {number}: '{eqn.out}'")
     _one_segment(graph, stage)
+    for axis in derived_axes(graph):
+        if isinstance(axis.number, str) and all(axis not in p.type.axes for p in graph.params):
+            what = f"no input has the axis {axis.declaration}, whose length the shape of an input says"
+            raise VerifyError(_message(graph, stage, what))
     for result in graph.results:
         if known.get(result.name) != result:
             raise VerifyError(_message(graph, stage, f"result '{result}: {result.type}' is not defined"))
@@ -227,7 +274,7 @@ def _one_segment(graph: Graph, stage: str) -> None:
     """All values along S have segments of one length."""
     first: Eqn | None = None
     for number, eqn in enumerate(graph.eqns):
-        if eqn.op in OF_SEGMENTS:
+        if is_segment_sum(eqn) or is_segment_size(eqn):
             first = first or eqn
             wanted, found = (dict(e.attrs).get("segment") for e in (first, eqn))
             if found != wanted:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from lngen.compiler.ir import numerics
+from lngen.compiler.ir.axes import WIDE, D, Lengths, M, along
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.ir.types import F32, WIDE, Axis, DType, Eqn
+from lngen.compiler.ir.types import F32, DType, Eqn
 
-NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
+NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Lengths], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 
 
@@ -56,42 +57,79 @@ def number(value: float, eqn: Eqn) -> Array:
     return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
 
 
-def expanded(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+def size(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+    """The length of an axis, or the elements of it that each element of another has."""
+    axis, per = eqn.axis, eqn.per
+    if per is None or not per.of_order:
+        return number(at[axis] if per is None else at.per(axis, per), eqn)
+    return numerics.segment_sizes(at[D], _segment(eqn, at), eqn.out.type.dtype)[None, :]
+
+
+def expanded(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
     """The operand, repeated along the equation's axis."""
-    shape = list(args[0].shape)
-    shape[WIDE.index(eqn.axis)] = size[eqn.axis]
-    return np.ascontiguousarray(np.broadcast_to(args[0], shape))
+    (x,), axis = args, eqn.axis
+    place, has = WIDE.index(axis.root), along(eqn.args[0].type.axes, axis.root)
+    if has is not None:
+        return np.take(x, at.positions(axis, has), axis=place)
+    shape = list(x.shape)
+    shape[place] = at[axis]
+    return np.ascontiguousarray(np.broadcast_to(x, shape))
 
 
-def reduced_sum(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
+def halves_turned(x: Array, inverse: bool) -> Array:
+    """(-b, a) of rows (a, b), or (b, -a)."""
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([b, -a] if inverse else [-b, a], axis=-1)
+
+
+def rotated(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+    """The halves of rows, exchanged."""
+    return halves_turned(args[0], bool(eqn.attr("inverse")))
+
+
+def _segment(eqn: Eqn, at: Lengths) -> int:
+    return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else at[D]
+
+
+def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
     """The sum of an operand, or of the products of two, in the order that the attributes spell."""
+    terms, axis, to = np.broadcast_arrays(*args), eqn.axis, eqn.to
+    if to is not None and not to.of_order:
+        return _grouped(terms, eqn, at, lambda each: _one_sum(each, eqn, at.per(axis, to)))
+    if to is not None:
+        return numerics.segment_sums(*terms, **_row_order(eqn, at[D]))
+    if axis.of_order:
+        attrs: dict[str, Any] = dict(eqn.attrs)
+        return np.asarray(numerics.interleaved_sum(terms[0], attrs.get("interleave", 1))[..., None])
+    return _one_sum(terms, eqn, at[axis])
+
+
+def _grouped(terms: Sequence[Array], eqn: Eqn, at: Lengths, reduce: Callable[[list[Array]], Array]) -> Array:
+    """What ``reduce`` makes of the elements of each element of ``to``."""
+    assert eqn.to is not None
+    place = WIDE.index(eqn.axis.root)
+    each = [reduce([np.take(t, g, axis=place) for t in terms]) for g in at.groups(eqn.axis, eqn.to)]
+    return np.concatenate(each, axis=place) if each else np.take(terms[0], [], axis=place)  # of no rows
+
+
+def _one_sum(terms: Sequence[Array], eqn: Eqn, count: int) -> Array:
+    """The sum of all ``count`` elements of rows, or of columns."""
     attrs: dict[str, Any] = dict(eqn.attrs)
-    terms, interleave = np.broadcast_arrays(*args), attrs.get("interleave", 1)
-    if eqn.axis is Axis.D:
-        return np.asarray(numerics.row_sum(*terms, **_row_order(eqn, size), interleave=interleave)[..., None])
-    if eqn.axis is Axis.S:
-        return np.asarray(numerics.interleaved_sum(terms[0], interleave)[..., None])
-    order = {k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")}
-    return numerics.column_sum(*terms, **order)[None, :]
+    if eqn.axis.root is D:
+        row = numerics.row_sum(*terms, **_row_order(eqn, count), interleave=attrs.get("interleave", 1))
+        return np.asarray(row[..., None])
+    return numerics.column_sum(*terms, **{k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")})[None, :]
 
 
-def _row_order(eqn: Eqn, size: Mapping[Axis, int]) -> dict[str, Any]:
+def _row_order(eqn: Eqn, count: int) -> dict[str, Any]:
     attrs = dict(eqn.attrs)
-    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", size[Axis.D]), "run": attrs.get("run")}
+    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", count), "run": attrs.get("run")}
 
 
-def segment_sums(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    """The sum of an operand, or of the products of two, over each segment."""
-    return numerics.segment_sums(*np.broadcast_arrays(*args), **_row_order(eqn, size))
-
-
-def segment_sizes(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    """The number of elements of each segment."""
-    segment = _row_order(eqn, size)["segment"]
-    return numerics.segment_sizes(size[Axis.D], segment, eqn.out.type.dtype)[None, :]
-
-
-def reduced_max(args: tuple[Array, ...], eqn: Eqn, size: Mapping[Axis, int]) -> Array:
-    """The largest element along the equation's axis."""
-    over_rows = eqn.axis is Axis.M
-    return numerics.column_max(args[0])[None, :] if over_rows else numerics.row_max(args[0])[..., None]
+def reduced_max(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+    """The largest element along the equation's axis, or of those that belong to one of ``to``."""
+    place, x = WIDE.index(eqn.axis.root), args[0]
+    largest = numerics.column_max if eqn.axis.root is M else numerics.row_max
+    if eqn.to is None:
+        return np.expand_dims(largest(x), place)
+    return _grouped([x], eqn, at, lambda each: np.expand_dims(largest(*each), place))

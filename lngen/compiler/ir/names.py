@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Container, Sequence
 
+from lngen.compiler.ir.axes import Axis
 from lngen.compiler.ir.types import Value
 
 # C++ reserves names with two underscores in a row; names that kernels invent end in one (``lower.spelling``).
@@ -59,6 +60,11 @@ def of_number(value: float) -> str:
         return f"{'minus_' if sign else ''}{_NUMBERS[size]}"
     digits = repr(size).removesuffix(".0").replace(".", "p").replace("-", "m").replace("+", "")
     return f"c{'m' if sign else ''}{digits}" if len(digits) <= _DIGITS else "number"
+
+
+def of_size(axis: Axis, per: Axis | None = None) -> str:
+    """The name of the length of an axis: ``d_size``; or of the elements of it that one of ``per`` has: ``d_per_b``."""
+    return f"{axis.name.lower()}_{'size' if per is None else f'per_{per.name.lower()}'}"
 
 
 LONGEST = 25  # characters of a name that is made of the operands' names

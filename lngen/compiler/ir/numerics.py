@@ -184,11 +184,6 @@ def segment_sizes(d: int, segment: int, dtype: DType) -> Array:
     return np.minimum(segment, d - starts).astype(NUMPY_DTYPE[dtype])
 
 
-def of_elements(x: Array, d: int, segment: int) -> Array:
-    """Repeats the number of each segment for its elements, in rows of ``d``: [..., S] -> [..., D]."""
-    return np.repeat(x, segment, axis=-1)[..., :d]
-
-
 def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, interleave: int) -> Array:
     """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
 

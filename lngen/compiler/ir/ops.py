@@ -4,7 +4,7 @@ A row is a method of ``Ops`` under the decorator ``op``. The method gives the op
 docstring says what the op computes. The table has the columns:
 
 - ``typ(args, attrs)``   the type of the result, or a ValueError that says what was expected;
-- ``numpy(args, eqn, size)``  the value, on arrays [M, D] or [M, S] that have size 1 along every axis they lack;
+- ``numpy(args, eqn, size)``  the value, on arrays over M and D, of size 1 along axes they lack;
 - ``real(args, eqn, setting)``  the value in real numbers and its error bound, by which derivations are validated; None
   for ops on the bits of f32, which only passes behind the derivation write;
 - ``cuda(args, eqn)``    a C expression over the C names of the operands; None for ops that lowering makes a phase of;
@@ -28,8 +28,10 @@ from typing import TypeVar
 import numpy as np
 
 from lngen.compiler.ir import meanings, numerics, real, type_rules
+from lngen.compiler.ir.axes import Axis
 from lngen.compiler.ir.meanings import CudaMeaning, NumpyMeaning, each
-from lngen.compiler.ir.types import Attr, Attrs, Axis, DType, Eqn, Type, Value, compute_dtype
+from lngen.compiler.ir.names import of_size
+from lngen.compiler.ir.types import Attr, Attrs, DType, Eqn, Type, Value, compute_dtype
 
 Cotangents = tuple[Value | None, ...]
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]
@@ -106,6 +108,11 @@ def op(
 # ---- parts of the columns ----
 
 
+def _left(**axes: Axis | None) -> dict[str, Attr]:
+    """The attributes that are given."""
+    return {key: axis for key, axis in axes.items() if axis is not None}
+
+
 def _neg_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return (b.neg("ct", ct),)
 
@@ -147,8 +154,8 @@ def _rsqrt(b: Ops, e: Eqn) -> Value:
 
 def _mean(b: Ops, e: Eqn) -> Value:
     # A product with a rounded reciprocal of the length would move the mean of a constant row.
-    total = b.reduce_sum(f"{e.out.name}_sum", e.args[0], axis=e.axis)
-    return b.div("ratio", total, b.size(f"{e.axis.value.lower()}_size", e.axis, e.out.type.dtype))
+    total = b.reduce_sum(f"{e.out.name}_sum", e.args[0], axis=e.axis, to=e.to)
+    return b.div("ratio", total, b.size(of_size(e.axis, e.to), e.axis, e.out.type.dtype, per=e.to))
 
 
 def _extreme_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
@@ -161,7 +168,7 @@ def _extreme_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
 
 def _reduce_max_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     largest = b.select_eq("largest", e.args[0], e.out, b.const("one", 1.0, ct.type.dtype))
-    share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis))
+    share = b.div("ct", ct, b.reduce_sum("ties", largest, axis=e.axis, to=e.to))
     return (b.select_eq("ct", e.args[0], e.out, share),)
 
 
@@ -182,6 +189,10 @@ def _abs_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     x, zero = e.args[0], b.const("number", 0.0, ct.type.dtype)
     below = b.select_gt("below", zero, x, b.const("number", -1.0, ct.type.dtype))
     return (b.mul("ct", ct, b.where_gt("slope", x, zero, b.const("number", 1.0, ct.type.dtype), below)),)
+
+
+def _rotate_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return (b.rotate("ct", ct, inverse=not e.attr("inverse")),)
 
 
 # ---- the rows ----
@@ -208,15 +219,15 @@ class Ops(ABC):
 
     @op(
         type_rules.size,
-        lambda a, e, at: real.number(at.sizes[e.axis], e, at),
-        numpy=lambda a, e, n: meanings.number(n[e.axis], e),
+        real.size,
+        numpy=meanings.size,
         cuda=lambda a, e: f"static_cast<{meanings.ctype(e.out.type.dtype)}>(rows_)",  # D is a constant after decompose
         vjp=lambda b, e, ct: (),
-        attrs=("axis", "dtype"),
+        attrs=("axis", "dtype", "per", "segment"),
     )
-    def size(self, name: str, axis: Axis, dtype: DType) -> Value:
-        """The length of an axis, as a number."""
-        return self.emit("size", name, (), axis=axis, dtype=dtype)
+    def size(self, name: str, axis: Axis, dtype: DType, *, per: Axis | None = None) -> Value:
+        """The length of an axis as a number, or how many of its elements one of ``per`` has."""
+        return self.emit("size", name, (), axis=axis, dtype=dtype, **_left(per=per))
 
     @op(
         type_rules.cast,
@@ -230,7 +241,9 @@ class Ops(ABC):
         """x rounded to ``to``."""
         return self.emit("cast", name, (x,), to=to)
 
-    @op(type_rules.expand, real.same, numpy=meanings.expanded, cuda="{0}", vjp=lambda b, e, ct: (ct,), attrs=("axis",))
+    @op(
+        type_rules.expand, real.expand, numpy=meanings.expanded, cuda="{0}", vjp=lambda b, e, ct: (ct,), attrs=("axis",)
+    )
     def expand(self, name: str, x: Value, *, axis: Axis) -> Value:
         """x, repeated along an axis it lacks."""
         return self.emit("expand", name, (x,), axis=axis)
@@ -319,6 +332,17 @@ class Ops(ABC):
         """x, whose gradient is 0 by definition, whatever its effects are."""
         return self.emit("stop_gradient", name, (x,))
 
+    @op(
+        type_rules.rotate,
+        real.rotate,
+        numpy=meanings.rotated,
+        vjp=_rotate_cotangent,
+        attrs=("inverse",),
+    )
+    def rotate(self, name: str, x: Value, *, inverse: bool = False) -> Value:
+        """The halves of a row exchanged, the new first one negated: (-b, a) of (a, b); ``inverse``: (b, -a)."""
+        return self.emit("rotate", name, (x,), inverse=int(inverse))
+
     # ---- choices ----
 
     @op(
@@ -397,53 +421,40 @@ class Ops(ABC):
         real.reduce_sum,
         numpy=meanings.reduced_sum,
         vjp=lambda b, e, ct: (ct,),
-        attrs=("axis", *type_rules.ORDER),
+        attrs=("axis", "to", *type_rules.ORDER),
     )
-    def reduce_sum(self, name: str, x: Value, *, axis: Axis) -> Value:
-        """The sum over an axis."""
-        return self.emit("reduce_sum", name, (x,), axis=axis)
+    def reduce_sum(self, name: str, x: Value, *, axis: Axis, to: Axis | None = None) -> Value:
+        """The sum over an axis, or of its elements that belong to one of ``to``."""
+        return self.emit("reduce_sum", name, (x,), axis=axis, **_left(to=to))
 
     @op(
         type_rules.dot,
         real.reduce_sum,
         numpy=meanings.reduced_sum,
         vjp=_product_cotangents,
-        attrs=("axis", *type_rules.ORDER),
+        attrs=("axis", "to", *type_rules.ORDER),
     )
-    def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis) -> Value:
-        """The sum of a * b over an axis, each product rounded together with its addition."""
-        return self.emit("reduce_dot", name, (a, b), axis=axis)
-
-    @op(type_rules.segment_sum, real.segment_sum, numpy=meanings.segment_sums, attrs=type_rules.SEGMENT_ORDER)
-    def segment_sum(self, name: str, x: Value) -> Value:
-        """The sum of each segment along D: [M, D] -> [M, S]."""
-        return self.emit("segment_sum", name, (x,))
-
-    @op(type_rules.segment_dot, real.segment_sum, numpy=meanings.segment_sums, attrs=type_rules.SEGMENT_ORDER)
-    def segment_dot(self, name: str, a: Value, b: Value) -> Value:
-        """The sum of a * b of each segment along D, each product rounded together with its addition."""
-        return self.emit("segment_dot", name, (a, b))
-
-    @op(type_rules.segment_size, real.segment_size, numpy=meanings.segment_sizes, attrs=("dtype", "segment"))
-    def segment_size(self, name: str, dtype: DType) -> Value:
-        """The number of elements of each segment along D: [S]."""
-        return self.emit("segment_size", name, (), dtype=dtype)
+    def reduce_dot(self, name: str, a: Value, b: Value, *, axis: Axis, to: Axis | None = None) -> Value:
+        """The sum of a * b over an axis, each product rounded together with its addition; ``to`` as in a sum."""
+        return self.emit("reduce_dot", name, (a, b), axis=axis, **_left(to=to))
 
     @op(
         type_rules.mean,
         real.reduce_mean,
         expand=_mean,
-        vjp=lambda b, e, ct: (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype)),),
-        attrs=("axis",),
+        vjp=lambda b, e, ct: (b.div("ct", ct, b.size("count", e.axis, ct.type.dtype, per=e.to)),),
+        attrs=("axis", "to"),
     )
-    def reduce_mean(self, name: str, x: Value, *, axis: Axis) -> Value:
-        """The sum over an axis divided by its length."""
-        return self.emit("reduce_mean", name, (x,), axis=axis)
+    def reduce_mean(self, name: str, x: Value, *, axis: Axis, to: Axis | None = None) -> Value:
+        """The sum over an axis divided by its length; ``to`` as in a sum."""
+        return self.emit("reduce_mean", name, (x,), axis=axis, **_left(to=to))
 
-    @op(type_rules.maximum, real.reduce_max, numpy=meanings.reduced_max, vjp=_reduce_max_cotangent, attrs=("axis",))
-    def reduce_max(self, name: str, x: Value, *, axis: Axis) -> Value:
-        """The largest element along D or M, a NaN if there is one; equal maxima share its cotangent equally."""
-        return self.emit("reduce_max", name, (x,), axis=axis)
+    @op(
+        type_rules.maximum, real.reduce_max, numpy=meanings.reduced_max, vjp=_reduce_max_cotangent, attrs=("axis", "to")
+    )
+    def reduce_max(self, name: str, x: Value, *, axis: Axis, to: Axis | None = None) -> Value:
+        """The largest element, a NaN if there is one; equal maxima share its cotangent equally; ``to`` as in a sum."""
+        return self.emit("reduce_max", name, (x,), axis=axis, **_left(to=to))
 
     # ---- operations on the bits of f32, for the equations of functions ----
     # The result for numbers that they are not made for is that of the bits, so that kernels and NumPy agree, except for

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
-from lngen.compiler.ir.types import SEGMENT_SUMS, Eqn, Graph, S, Value, is_number_fold, is_row_fold, is_sum
+from lngen.compiler.ir.types import (
+    Eqn,
+    Graph,
+    Value,
+    is_join,
+    is_number_fold,
+    is_over_segments,
+    is_row_fold,
+    is_segment_sum,
+)
 
 Found = TypeVar("Found")
 
@@ -84,9 +93,9 @@ def folds(graph: Graph) -> tuple[Folds, ...]:
 
     def phase(number: int) -> Folds:
         reductions = tuple(e for e in graph.eqns if is_row_fold(e) and levels[e.out] == number)
-        joined = tuple(e for e in graph.eqns if is_sum(e, S) and levels[e.out] == number)
+        joined = tuple(e for e in graph.eqns if is_join(e) and levels[e.out] == number)
         read = segment_sums_of(graph, joined)
-        exchanged = [e for e in graph.eqns if e in read or (e in reductions and e.op not in SEGMENT_SUMS)]
+        exchanged = [e for e in graph.eqns if e in read or (e in reductions and not is_segment_sum(e))]
         return Folds(reductions, tuple(exchanged), joined)
 
     phases = (phase(n) for n in range(1, max(levels.values(), default=0) + 1))
@@ -97,9 +106,9 @@ def segment_sums_of(graph: Graph, joined: Iterable[Eqn]) -> tuple[Eqn, ...]:
     """The sums of segments that the sums over S ``joined`` read, through equations over S."""
     needed = {a for e in joined for a in e.args}
     for eqn in reversed(graph.eqns):
-        if eqn.out in needed and eqn.op not in SEGMENT_SUMS:
-            needed.update(a for a in eqn.args if S in a.type.axes)
-    return tuple(e for e in graph.eqns if e.op in SEGMENT_SUMS and e.out in needed)
+        if eqn.out in needed and not is_segment_sum(eqn):
+            needed.update(a for a in eqn.args if is_over_segments(a))
+    return tuple(e for e in graph.eqns if is_segment_sum(e) and e.out in needed)
 
 
 @once
@@ -115,7 +124,7 @@ def depths(graph: Graph) -> Mapping[Value, int]:
         levels = dict.fromkeys(graph.params, 0)
         for eqn in graph.eqns:
             level = operand_depth(eqn, levels) + (is_row_fold(eqn) or is_number_fold(eqn))
-            levels[eqn.out] = max(level, last.get(rounds[eqn.out] - 1, 0)) if is_sum(eqn, S) else level
+            levels[eqn.out] = max(level, last.get(rounds[eqn.out] - 1, 0)) if is_join(eqn) else level
         found = _exchanges(graph, levels)
         if found == last:
             return levels
@@ -125,7 +134,7 @@ def depths(graph: Graph) -> Mapping[Value, int]:
 def _exchanges(graph: Graph, levels: Mapping[Value, int]) -> dict[int, int]:
     """The phase that each exchange of sums of segments follows: that of the last of these sums."""
     rounds, last = _rounds(graph), dict[int, int]()
-    for eqn in segment_sums_of(graph, [e for e in graph.eqns if is_sum(e, S)]):
+    for eqn in segment_sums_of(graph, [e for e in graph.eqns if is_join(e)]):
         last[rounds[eqn.out]] = max(last.get(rounds[eqn.out], 0), levels[eqn.out])
     return last
 
@@ -142,8 +151,8 @@ def _rounds(graph: Graph) -> dict[Value, int]:
     for eqn in graph.eqns:
         own = max((rounds[a] for a in eqn.args), default=0)
         read = max((latest[a] for a in eqn.args), default=-1)
-        latest[eqn.out] = own if eqn.op in SEGMENT_SUMS else read
-        rounds[eqn.out] = max(own, read + 1) if is_sum(eqn, S) else own
+        latest[eqn.out] = own if is_segment_sum(eqn) else read
+        rounds[eqn.out] = max(own, read + 1) if is_join(eqn) else own
     return rounds
 
 

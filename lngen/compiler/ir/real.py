@@ -15,24 +15,23 @@ for example that the sum of a centred row vanishes; the error of a wrong formula
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lngen.compiler.ir.axes import WIDE, D, Lengths
 from lngen.compiler.ir.numerics import column_depth, row_depth
-from lngen.compiler.ir.types import F64, Axis, D, DType, Eqn, M, S
+from lngen.compiler.ir.types import F64, DType, Eqn
 
 Array = NDArray[np.floating[Any]]
-
-PLACES = {M: 0, D: 1, S: 1}  # S is in the place of D: an equation has values along one of them, or combines both
 
 
 @dataclass(frozen=True)
 class Real:
-    """Numbers over the axes [M, D] or [M, S], of length 1 along absent axes.
+    """Numbers over an axis of M and one of D, of length 1 along absent ones.
 
     ``error``: the error bound of a rounded evaluation.
     """
@@ -50,7 +49,7 @@ class Real:
 class Setting:
     """The lengths of axes; ``wide``: every value is rounded to float64, as here, not to its own dtype."""
 
-    sizes: Mapping[Axis, int]
+    sizes: Lengths
     wide: bool = False
 
     def held(self, eqn: Eqn) -> DType:
@@ -92,6 +91,16 @@ def number(value: float, eqn: Eqn, at: Setting) -> Real:
 def same(a: Real) -> Real:
     """The operand."""
     return a
+
+
+def expand(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The operand, an element of it for each element of a finer axis; along an absent axis it stays of length 1."""
+    (a,), axis = args, eqn.axis
+    has = eqn.args[0].type.along(axis.root)
+    if has is None:
+        return a
+    positions, place = at.sizes.positions(axis, has), WIDE.index(axis.root)
+    return Real(np.take(a.value, positions, axis=place), np.take(a.error, positions, axis=place))
 
 
 def cast(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
@@ -293,66 +302,75 @@ def _doubtful(a: Real, b: Real) -> NDArray[np.bool_]:
     return np.asarray((np.abs(a.value - b.value) <= error) & (error > 0))
 
 
-# ---- reductions ----
+def rotate(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The halves of rows exchanged, one of them negated."""
+    a, b = np.split(args[0].value, 2, axis=1)
+    halves = (b, -a) if eqn.attr("inverse") else (-b, a)
+    return Real(np.concatenate(halves, axis=1), np.roll(args[0].error, a.shape[1], axis=1))
+
+
+# ---- lengths and reductions ----
+
+
+def size(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The length of an axis, or the elements of it that each element of another has."""
+    per, sizes = eqn.per, at.sizes
+    if per is None or not per.of_order:
+        return number(sizes[eqn.axis] if per is None else sizes.per(eqn.axis, per), eqn, at)
+    counts = np.bincount(sizes.positions(D, per)).astype(np.float64)
+    return rounded(known(counts[None, :]), at.held(eqn))
+
+
+def _groups(x: Array, eqn: Eqn, at: Setting) -> list[Array]:
+    """The elements along the equation's axis, for each element of ``to``; all of them if it has none."""
+    axis, to = eqn.axis, eqn.to
+    place = WIDE.index(axis.root)
+    shape = list(x.shape)
+    shape[place] = at.sizes[axis]
+    full = np.broadcast_to(x, shape)
+    if to is None:
+        return [full]
+    if to.of_order:
+        return np.split(full, range(at.sizes.segment, at.sizes[axis], at.sizes.segment), axis=place)
+    return [np.take(full, group, axis=place) for group in at.sizes.groups(axis, to)]
+
+
+def _each(reduce: Callable[[Array], Array], x: Array, eqn: Eqn, at: Setting) -> Array:
+    """What ``reduce`` makes of each of the groups."""
+    place, found = WIDE.index(eqn.axis.root), [*map(reduce, _groups(x, eqn, at))]
+    return np.concatenate(found, axis=place) if found else np.take(x, [], axis=place)  # of no rows
 
 
 def _depth(eqn: Eqn, at: Setting, terms: int) -> int:
     """The largest number of roundings along the path of a term, in a sum of ``terms``."""
-    if eqn.axis is D:
-        return row_depth(at.sizes[D])
-    if eqn.axis is S:
+    if eqn.axis.of_order:
         return terms - 1
-    return column_depth(at.sizes[eqn.axis], at.sizes.get(D, 1))
-
-
-def _sum(terms: Real, eqn: Eqn, at: Setting) -> Real:
-    """The sum over the equation's axis, rounded as often as the depth."""
-    place = PLACES[eqn.axis]
-    shape = list(terms.value.shape)
-    shape[place] = at.sizes.get(eqn.axis, shape[place])
-    value, error, most = (
-        np.broadcast_to(n, shape).sum(axis=place, keepdims=True) for n in (terms.value, terms.error, terms.most)
-    )
-    return Real(value, error + (_depth(eqn, at, shape[place]) + 1) * at.held(eqn).roundoff * most)
+    return row_depth(terms) if eqn.axis.root is D else column_depth(terms, at.sizes.get(D, 1))
 
 
 def reduce_sum(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
-    """The sum of the operand, or of the products of two."""
-    return _sum(_terms(args), eqn, at)
+    """The sum of the operand, or of the products of two, rounded as often as the depth."""
+    terms, place = args[0] if len(args) == 1 else _product(*args), WIDE.index(eqn.axis.root)
 
+    def total(x: Array) -> Array:
+        return _each(lambda group: group.sum(axis=place, keepdims=True), x, eqn, at)
 
-def _terms(args: tuple[Real, ...]) -> Real:
-    return args[0] if len(args) == 1 else _product(*args)
+    count = max((group.shape[place] for group in _groups(terms.value, eqn, at)), default=0)
+    times = _depth(eqn, at, count) + 1
+    return Real(total(terms.value), total(terms.error) + times * at.held(eqn).roundoff * total(terms.most))
 
 
 def reduce_mean(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     """The sum over the length."""
-    found, n = _sum(args[0], eqn, at), at.sizes[eqn.axis]
+    found, n = reduce_sum(args, eqn, at), at.sizes[eqn.axis] if eqn.to is None else at.sizes.per(eqn.axis, eqn.to)
     return rounded(Real(found.value / n, found.error / n), at.held(eqn))
-
-
-def segment_sum(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
-    """The sum of the operand, or of the products of two, over each segment, rounded as often as a row of its length."""
-    segment, d, terms = _segment(eqn, at), at.sizes[D], _terms(args)
-    value, error, most = (
-        np.add.reduceat(np.broadcast_to(n, (n.shape[0], d)), range(0, d, segment), axis=1)
-        for n in (terms.value, terms.error, terms.most)
-    )
-    return Real(value, error + (row_depth(min(segment, d)) + 1) * at.held(eqn).roundoff * most)
-
-
-def segment_size(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
-    """The number of elements of each segment."""
-    starts = np.arange(0, at.sizes[D], _segment(eqn, at), dtype=np.float64)
-    return rounded(known(np.minimum(_segment(eqn, at), at.sizes[D] - starts)[None, :]), at.held(eqn))
-
-
-def _segment(eqn: Eqn, at: Setting) -> int:
-    return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else at.sizes[D]
 
 
 def reduce_max(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     """The largest element; of no rows -inf, exactly."""
-    place = PLACES[eqn.axis]
-    value = args[0].value.max(axis=place, keepdims=True, initial=-np.inf)
-    return Real(value, args[0].error.max(axis=place, keepdims=True, initial=0.0))
+    place = WIDE.index(eqn.axis.root)
+
+    def largest(x: Array, initial: float) -> Array:
+        return _each(lambda group: group.max(axis=place, keepdims=True, initial=initial), x, eqn, at)
+
+    return Real(largest(args[0].value, -np.inf), largest(args[0].error, 0.0))

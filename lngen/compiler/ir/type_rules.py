@@ -5,7 +5,8 @@ Each raises a ValueError that says what was expected.
 
 from __future__ import annotations
 
-from lngen.compiler.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, M, S, Type, axes_union
+from lngen.compiler.ir.axes import Axis, D, M, along, axes_union
+from lngen.compiler.ir.types import F32, F64, Attrs, DType, Type
 from lngen.errors import short
 
 
@@ -39,11 +40,10 @@ def clamp(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 # The attributes that define the order of a sum, each a number from 1.
 ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
-SEGMENT_ORDER = ("chunk", "run", "segment")
 
 
 def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    axis = dict(attrs).get("axis")
+    axis, to = (dict(attrs).get(key) for key in ("axis", "to"))
     _order(attrs)
     if not isinstance(axis, Axis):
         raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
@@ -52,16 +52,26 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
             f"a reduction over {axis} expects an operand that has that axis, got {', '.join(map(str, args))}"
         )
     out = arithmetic(args, ())
-    if axis is M and S in out.axes:
+    if axis not in out.axes:
+        finer = along(out.axes, axis.root)
+        raise ValueError(
+            f"the operands vary along {finer}, so the reduction is expected to be over {finer}, not {axis}"
+        )
+    if axis is M and any(a.of_order for a in out.axes):
         raise ValueError(f"a reduction over M expects operands that no segment has, got {', '.join(map(str, args))}")
-    return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+    if to is None:
+        return Type(out.dtype, tuple(a for a in out.axes if a is not axis))
+    if not isinstance(to, Axis) or to is axis or not axis.is_finer(to):
+        raise ValueError(f"expected {{to=...}} to be an axis derived from {axis}, got {_kind(to)}")
+    return Type(out.dtype, tuple(to if a is axis else a for a in out.axes))
 
 
 def _kind(value: object) -> str:
     """An attribute for a message, in which the text 'D' is not the axis D."""
-    return (
-        str(value) if value is None or isinstance(value, Axis | DType) else short(f"{type(value).__name__} {value!r}")
-    )
+    if isinstance(value, Axis) and value.base is not None and not value.of_order:
+        return value.declaration
+    known = value is None or isinstance(value, Axis | DType)
+    return str(value) if known else short(f"{type(value).__name__} {value!r}")
 
 
 def _order(attrs: Attrs) -> None:
@@ -77,37 +87,23 @@ def _order(attrs: Attrs) -> None:
 
 def dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
     fma(args, ())
-    if dict(attrs).get("axis") is S:
+    if _is_of_order(dict(attrs).get("axis")):
         raise ValueError("a sum over S is a reduce_sum; multiply its terms first")
     return reduction(args, attrs)
 
 
-def segment_sum(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    _order(attrs)
-    out = arithmetic(args, ())
-    if D not in out.axes:
-        raise ValueError(f"a sum of segments expects an operand that has axis D, got {', '.join(map(str, args))}")
-    return Type(out.dtype, tuple(S if a is D else a for a in out.axes))
-
-
-def segment_dot(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    fma(args, ())
-    return segment_sum(args, attrs)
-
-
-def segment_size(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    _order(attrs)
-    return Type(constant(args, attrs).dtype, (S,))
+def _is_of_order(axis: object) -> bool:
+    return isinstance(axis, Axis) and axis.of_order
 
 
 def mean(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    if dict(attrs).get("axis") is S:
+    if any(map(_is_of_order, dict(attrs).values())):
         raise ValueError("segments differ in length, so their mean is not a mean of elements; take their sum")
     return reduction(args, attrs)
 
 
 def maximum(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    if dict(attrs).get("axis") is S:
+    if any(map(_is_of_order, dict(attrs).values())):
         raise ValueError("over S there are sums only; a maximum is taken over D or M")
     return reduction(args, attrs)
 
@@ -135,15 +131,28 @@ def const(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def size(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    axis = dict(attrs).get("axis")
-    if axis not in WIDE:
+    axis, per = (dict(attrs).get(key) for key in ("axis", "per"))
+    _order(attrs)
+    if not isinstance(axis, Axis) or axis.of_order:
         raise ValueError(f"expected {{axis=...}} to be M or D, got {_kind(axis)}")
-    return constant(args, attrs)
+    if per is None:
+        return constant(args, attrs)
+    if not isinstance(per, Axis) or per is axis or not axis.is_finer(per):
+        raise ValueError(f"expected {{per=...}} to be an axis derived from {axis}, got {_kind(per)}")
+    return Type(constant(args, attrs).dtype, (per,) if per.of_order else ())
+
+
+def rotate(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if dict(attrs).get("inverse") not in (0, 1):
+        raise ValueError(f"expected {{inverse=0}} or {{inverse=1}}, got {_kind(dict(attrs).get('inverse'))}")
+    if D not in args[0].axes:
+        raise ValueError(f"rotate exchanges the halves of rows, so an operand over D is expected, got {args[0]}")
+    return arithmetic(args, ())
 
 
 def expand(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = dict(attrs).get("axis")
-    if axis not in WIDE or axis in args[0].axes:
+    has = along(args[0].axes, axis.root) if isinstance(axis, Axis) else None
+    if not isinstance(axis, Axis) or axis.of_order or has is axis or (has is not None and not axis.is_finer(has)):
         raise ValueError(f"expected {{axis=...}} to be an axis, M or D, that {args[0]} lacks, got {_kind(axis)}")
-    assert isinstance(axis, Axis)
     return Type(args[0].dtype, axes_union(args[0].axes, (axis,)))

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from enum import Enum, StrEnum
+from enum import StrEnum
 from typing import Any, Literal, Protocol
 
+from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths, M, along, axes_union
 from lngen.errors import VerifyError
 
 
@@ -58,44 +60,29 @@ def compute_dtype(*dtypes: DType) -> DType:
     return F64 if F64 in dtypes else F32
 
 
-class Axis(Enum):
-    """A named axis: M rows, known at launch; D features, bound per kernel; S segments, runs of features along D."""
-
-    M = "M"
-    D = "D"
-    S = "S"
-
-    def __str__(self) -> str:
-        return self.value
-
-
-M, D, S = Axis
-WIDE = M, D
-
-
 @dataclass(frozen=True)
 class Type:
-    """A dtype over a set of named axes, printed ``bf16[M, D]``; axes are in the order of ``Axis``."""
+    """A dtype over named axes, at most one of each base, M before D; printed ``bf16[M, D]``."""
 
     dtype: DType
     axes: tuple[Axis, ...] = ()
 
+    def along(self, root: Axis) -> Axis | None:
+        """The axis of M, or of D; None without one."""
+        return along(self.axes, root)
+
+    def shape_of(self, lengths: Lengths) -> tuple[int, ...]:
+        """The shape of an array whose axes have these lengths."""
+        return tuple(lengths[a] for a in self.axes)
+
     def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
         """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
-        lengths = {M: rows if isinstance(rows, tuple) else (rows,), D: (d,)}
-        return tuple(n for axis in self.axes for n in lengths[axis])
+        leading = rows if isinstance(rows, tuple) else (rows,)
+        lengths = Lengths({M: math.prod(leading), D: d})
+        return tuple(n for a in self.axes for n in (leading if a is M else (lengths[a],)))
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
-
-
-def axes_union(*axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes named by any operand, in the order of ``Axis``: axes combine by name, nothing is broadcast.
-
-    S combines with D as well: each element along D uses the number of its segment, and the result varies along D.
-    """
-    named = {a for group in axes for a in group}
-    return tuple(a for a in Axis if a in named and not (a is S and D in named))
 
 
 # ---- values, and the operators that describe graphs ----
@@ -293,6 +280,21 @@ class Eqn:
         return axis
 
     @property
+    def to(self) -> Axis | None:
+        """The attribute ``to`` of a reduction, the axis that is left of the one it reduces; None if none is."""
+        return self._axis("to")
+
+    @property
+    def per(self) -> Axis | None:
+        """The attribute ``per`` of a size: the elements of ``axis`` that one of ``per`` has; None for all."""
+        return self._axis("per")
+
+    def _axis(self, key: str) -> Axis | None:
+        axis = dict(self.attrs).get(key)
+        assert axis is None or isinstance(axis, Axis), axis
+        return axis
+
+    @property
     def value(self) -> int | float:
         """The attribute ``value``, of a constant."""
         return self.number_attr("value")
@@ -367,7 +369,8 @@ def print_graph(graph: Graph) -> str:
     results = ", ".join(str(r.type) for r in graph.results)
     name_width = max((len(str(e.out)) for e in graph.eqns), default=0)
     type_width = max((len(str(e.out.type)) for e in graph.eqns), default=0)
-    attrs = f" {_attrs(graph.attrs)}" if graph.attrs else ""
+    head = [*(a.declaration for a in derived_axes(graph)), *_listed(graph.attrs)]
+    attrs = f" {{{', '.join(head)}}}" if head else ""
     lines = [f"graph @{graph.name}{attrs}({params}) -> ({results}) {{"]
     lines += [f"  {print_eqn(e, name_width, type_width)}" for e in graph.eqns]
     lines += [f"  return {', '.join(map(str, graph.results))}", "}"]
@@ -390,7 +393,11 @@ def print_eqn(eqn: Eqn, name_width: int = 0, type_width: int = 0) -> str:
 
 
 def _attrs(attrs: Attrs) -> str:
-    return "{" + ", ".join(f"{k}={_attr(v)}" for k, v in attrs) + "}"
+    return f"{{{', '.join(_listed(attrs))}}}"
+
+
+def _listed(attrs: Attrs) -> list[str]:
+    return [f"{k}={_attr(v)}" for k, v in attrs]
 
 
 def _attr(value: Attr) -> str:
@@ -400,12 +407,8 @@ def _attr(value: Attr) -> str:
 
 # ---- the equations that reduce: over the rows, over the features of a row, or over a segment of them ----
 
-SUMS = ("reduce_sum", "reduce_dot")  # along a whole axis
-SEGMENT_SUMS = ("segment_sum", "segment_dot")  # along each segment of D
-FOLDS = (*SUMS, "reduce_max")  # of a whole axis
-REDUCTIONS = (*FOLDS, *SEGMENT_SUMS)
-OF_SEGMENTS = (*SEGMENT_SUMS, "segment_size")
-ORDERED = (*SUMS, *OF_SEGMENTS)  # whose attributes are an order
+SUMS = ("reduce_sum", "reduce_dot")
+FOLDS = (*SUMS, "reduce_max")
 
 # Versions of the rule that gives sums their order, the default first: lngen/compiler/passes/order_v1.toml.
 ORDERS = ("v1",)
@@ -413,13 +416,33 @@ ORDERS = ("v1",)
 
 def is_sum(eqn: Eqn, axis: Axis) -> bool:
     """True for a sum over all of ``axis``."""
-    return eqn.op in SUMS and eqn.attr("axis") is axis
+    return eqn.op in SUMS and eqn.axis is axis and eqn.to is None
+
+
+def is_segment_sum(eqn: Eqn) -> bool:
+    """True for a sum over each segment of a row."""
+    return eqn.op in SUMS and eqn.to is not None and eqn.to.of_order
+
+
+def is_join(eqn: Eqn) -> bool:
+    """True for a sum over the segments of a row."""
+    return eqn.op in SUMS and eqn.axis.of_order
+
+
+def is_segment_size(eqn: Eqn) -> bool:
+    """True for the number of elements of each segment of a row."""
+    return eqn.op == "size" and eqn.per is not None and eqn.per.of_order
+
+
+def is_over_segments(value: Value) -> bool:
+    """True for a value that has a number for each segment of a row."""
+    return any(a.of_order for a in value.type.axes)
 
 
 def is_row_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over D, of a row or of each of its segments, which ends a phase."""
-    along_d = eqn.op in SEGMENT_SUMS or (eqn.op in FOLDS and eqn.axis is D)
-    return along_d and M in eqn.out.type.axes
+    whole = eqn.op in FOLDS and eqn.axis is D and (eqn.to is None or eqn.to.of_order)
+    return whole and M in eqn.out.type.axes
 
 
 def is_column_fold(eqn: Eqn) -> bool:
@@ -434,21 +457,36 @@ def is_number_fold(eqn: Eqn) -> bool:
 
 def independent_rows(graph: Graph) -> bool:
     """True if no equation joins rows: then some of the rows have the results that they have among all."""
-    return all(dict(eqn.attrs).get("axis") is not M for eqn in graph.eqns)
+    joined = any(dict(eqn.attrs).get("axis") is M for eqn in graph.eqns)
+    return not joined and all(a.base is D for a in derived_axes(graph))
 
 
 def segment_of(graph: Graph, d: int) -> int:
-    """Elements of a segment along S in rows of ``d``: the row if no equation has segments (``verify``: all agree)."""
-    lengths = (eqn.int_attr("segment") for eqn in graph.eqns if eqn.op in OF_SEGMENTS and "segment" in dict(eqn.attrs))
-    return next(lengths, d)
+    """Elements of a segment in rows of ``d``: the row if no equation has segments (``verify``: all agree)."""
+    lengths = (dict(eqn.attrs).get("segment") for eqn in graph.eqns if is_segment_sum(eqn) or is_segment_size(eqn))
+    return next((n for n in lengths if isinstance(n, int)), d)
 
 
-def has_segments(graph: Graph) -> bool:
-    """True if a value of ``graph`` varies along S."""
-    return any(S in eqn.out.type.axes for eqn in graph.eqns)
+def derived_axes(graph: Graph) -> tuple[Axis, ...]:
+    """The axes that ``graph`` derives from M and D, in the order in which values have them, without segments."""
+    values = (v for v in (*graph.params, *(e.out for e in graph.eqns)))
+    named = (a for e in graph.eqns for _, a in e.attrs if isinstance(a, Axis))
+    every = dict.fromkeys([*(a for v in values for a in v.type.axes), *named])
+    return tuple(a for a in every if a.base is not None and not a.of_order)
 
 
-def indexed_by_elements(eqn: Eqn) -> tuple[bool, ...]:
-    """For each operand, whether S is combined with D: the operand varies along S, and the equation works along D."""
-    along_d = any(D in v.type.axes for v in (eqn.out, *eqn.args))
-    return tuple(along_d and S in a.type.axes for a in eqn.args)
+def unequal(eqn: Eqn) -> tuple[tuple[int, int, Axis, Axis], ...]:
+    """The operands that have another axis of a base than the equation works along: operand, place, its axis, the other.
+
+    The place is 0 for M, 1 for D.
+    """
+    along_all = axes_union(*(a.type.axes for a in eqn.args))
+    if all(len(a.type.axes) == 0 or a.type.axes[-1].base is None is a.type.axes[0].base for a in eqn.args):
+        return ()
+    return tuple(
+        (n, WIDE.index(axis.root), axis, wanted)
+        for n, arg in enumerate(eqn.args)
+        for axis in arg.type.axes
+        for wanted in along_all
+        if wanted.root is axis.root and wanted is not axis
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import REDUCTIONS, D, DType, Eqn, Graph, M, Value, compute_dtype
+from lngen.compiler.ir import FOLDS, D, DType, Eqn, Graph, M, Value, compute_dtype
 from lngen.compiler.ir.places import extract, upstream
 from lngen.compiler.lower.arguments import (
     NUMBERS,
@@ -249,7 +249,7 @@ def _row_grid(s: Schedule, p: Problem) -> Extent:
 
 def accumulator(graph: Graph) -> DType:
     """The one dtype in which sums are added."""
-    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in REDUCTIONS}
+    dtypes = {e.out.type.dtype for e in graph.eqns if e.op in FOLDS}
     if len(dtypes) > 1:
         raise LowerError(f"graph @{graph.name} reduces in f32 and in f64; cast the operands to one dtype.")
     computed = (compute_dtype(p.type.dtype) for p in graph.params)

@@ -6,20 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lngen.compiler.ir import (
-    SEGMENT_SUMS,
     SUMS,
     D,
     Eqn,
     Graph,
     M,
-    S,
     Value,
     is_column_fold,
+    is_join,
     is_number_fold,
+    is_over_segments,
     is_row_fold,
-    is_sum,
+    is_segment_sum,
 )
 from lngen.compiler.ir.places import depths, downstream, extract, upstream
+from lngen.compiler.problem.facts import refuse_axes
 from lngen.errors import LowerError
 
 
@@ -43,6 +44,7 @@ class Parts:
 
 def cut(graph: Graph) -> Parts:
     """The parts of ``graph``; LowerError if a part would need a result of another row of the same kernel."""
+    refuse_axes(graph)
     _check(graph)
     sums = tuple(sorted(filter(is_column_fold, graph.eqns), key=lambda e: e.op not in SUMS))
     by_row = tuple(r for r in graph.results if M in r.type.axes)
@@ -102,7 +104,7 @@ def _check(graph: Graph) -> None:
         if is_column_fold(eqn) and (over := _over_rows(graph, eqn.args)):
             plural = {"sum": "sums", "maximum": "maxima"}[_kind(over)]
             raise LowerError(f"graph @{graph.name}: '{eqn.out}' is a {_kind(eqn)} over rows of {plural} over rows.")
-        if (eqn.op in SEGMENT_SUMS or is_sum(eqn, S)) and M not in eqn.out.type.axes:
+        if (is_segment_sum(eqn) or is_join(eqn)) and M not in eqn.out.type.axes:
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' reduces over D a value that has no rows; pass it as an input."
             )
@@ -131,7 +133,7 @@ def _check_rows(graph: Graph, rows: Graph, late: set[Value]) -> None:
 def _check_narrow(graph: Graph, part: Graph) -> None:
     """LowerError for values of a part without rows that vary along S."""
     for eqn in part.eqns:
-        if S in eqn.out.type.axes:
+        if is_over_segments(eqn.out):
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' varies along S, and a result without rows needs it; such results "
                 "are elementwise in column sums and numbers."
@@ -142,7 +144,7 @@ def _check_segments(graph: Graph) -> None:
     """LowerError for sums over S that no reduction of a row comes before."""
     levels = depths(graph)
     for eqn in graph.eqns:
-        if is_sum(eqn, S) and levels[eqn.out] == 0:
+        if is_join(eqn) and levels[eqn.out] == 0:
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' adds over S values that depend on no sum of segments; pass it as an "
                 "input."
@@ -166,7 +168,7 @@ def column_graph(parts: Parts, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
     handed = tuple(e.out for e in graph.eqns if e.out in taken)
     columns = extract(graph, graph.name, (*graph.params, *handed), operands)
     for eqn in columns.eqns:
-        if S in eqn.out.type.axes:
+        if is_over_segments(eqn.out):
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' varies along S, and a sum over rows needs it; with form=multipass, "
                 "that takes two graphs, one for the values and one for their sum."

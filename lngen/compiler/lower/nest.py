@@ -17,18 +17,18 @@ from typing import Literal
 
 from lngen.compiler.ir import (
     F32,
-    SEGMENT_SUMS,
     SUMS,
     WIDE,
     Axis,
     D,
     Eqn,
     Graph,
-    S,
     Value,
+    is_join,
     is_number_fold,
+    is_over_segments,
     is_row_fold,
-    is_sum,
+    is_segment_sum,
 )
 from lngen.compiler.ir.places import depths, operand_depth, segment_sums_of, upstream
 
@@ -90,8 +90,8 @@ class Nest:
 
 def by_kind(folds: Sequence[Eqn]) -> list[list[Eqn]]:
     """The reductions of a row that share a loop: the sums of segments are alone, then all sums, then all maxima."""
-    alone = [[e] for e in folds if e.op in SEGMENT_SUMS]
-    return [*alone, *([e for e in folds if e.op in ops] for ops in (SUMS, ("reduce_max",)))]
+    alone, whole = [[e] for e in folds if is_segment_sum(e)], [e for e in folds if not is_segment_sum(e)]
+    return [*alone, *([e for e in whole if e.op in ops] for ops in (SUMS, ("reduce_max",)))]
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Work:
         return not self.style.held.isdisjoint(value.type.axes)
 
     def is_outer(self, value: Value) -> bool:
-        return not self.is_element(value) and S not in value.type.axes
+        return not self.is_element(value) and not is_over_segments(value)
 
     def completes(self, eqn: Eqn) -> bool:
         return is_row_fold(eqn) or is_number_fold(eqn)
@@ -227,7 +227,7 @@ class _Work:
         held = self.held(number) | {*self.rounded(number)}
         for eqns in filter(None, self.style.together(self.folds(number))):
             operands = tuple(a for e in eqns for a in e.args)
-            if eqns[0].op in SEGMENT_SUMS:
+            if is_segment_sum(eqns[0]):
                 able = squared(self.graph, eqns) if self.style.keeps else ()
             else:
                 computed = upstream(self.graph.eqns, operands)
@@ -245,13 +245,13 @@ class _Work:
         stores: tuple[Value, ...] = (),
     ) -> Loop:
         eqns, params = self.graph.eqns, self.graph.params
-        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or is_over_segments(e)]
+        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or computes_segments(e)]
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
         return Loop(
             inputs=tuple(p for p in params if p in needed and self.is_element(p)),
-            segments=tuple(e.out for e in eqns if e.op in SEGMENT_SUMS and e.out in needed),
-            vector=tuple(e for e in used if is_over_segments(e)),
+            segments=tuple(e.out for e in eqns if is_segment_sum(e) and e.out in needed),
+            vector=tuple(e for e in used if computes_segments(e)),
             element=tuple(e for e in used if self.is_element(e.out)),
             terms=terms,
             stores=stores,
@@ -271,7 +271,7 @@ class _Work:
         """The elements that the reductions of rows leave in registers, by phase."""
         if not self.style.keeps_long:
             return {}
-        folds = {n: [e for e in self.folds(n) if e.op not in SEGMENT_SUMS] for n in self.numbers}
+        folds = {n: [e for e in self.folds(n) if not is_segment_sum(e)] for n in self.numbers}
         needed = {n: [*self.wanted(n), *(a for e in self.folds(n) for a in e.args)] for n in self.numbers}
         return kept_by({n: [a for e in eqns for a in e.args] for n, eqns in folds.items()}, needed, self.elements)
 
@@ -298,27 +298,27 @@ class _Work:
 # ---- values over the segments of a row ----
 
 
-def is_over_segments(eqn: Eqn) -> bool:
+def computes_segments(eqn: Eqn) -> bool:
     """True for an equation that computes a number for each segment from other such numbers."""
-    return S in eqn.out.type.axes and eqn.op not in SEGMENT_SUMS
+    return is_over_segments(eqn.out) and not is_segment_sum(eqn)
 
 
 def squared(graph: Graph, eqns: Iterable[Eqn]) -> tuple[Value, ...]:
     """The elements, without inputs, whose products are summed over segments."""
-    factors = dict.fromkeys(a for e in eqns if e.op == "segment_dot" for a in e.args)
+    factors = dict.fromkeys(a for e in eqns if e.op == "reduce_dot" and is_segment_sum(e) for a in e.args)
     return tuple(a for a in factors if D in a.type.axes and a not in graph.params)
 
 
 def joined_from(graph: Graph, eqn: Eqn) -> tuple[Eqn, ...]:
     """The equations over segments that the sum over segments ``eqn`` needs."""
-    over = [e for e in graph.eqns if is_over_segments(e)]
+    over = [e for e in graph.eqns if computes_segments(e)]
     needed = upstream(over, eqn.args)
     return tuple(e for e in over if e.out in needed)
 
 
 def exchanged_in(graph: Graph, found: Phase) -> tuple[Value, ...]:
     """The sums of segments that all blocks of a row need for the sums over segments that follow a phase."""
-    return tuple(e.out for e in segment_sums_of(graph, [e for e in found.after if is_sum(e, S)]))
+    return tuple(e.out for e in segment_sums_of(graph, [e for e in found.after if is_join(e)]))
 
 
 # ---- elements that stay in registers from one loop to a later one ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import SEGMENT_SUMS, WIDE, D, DType, Eqn, Graph, M, Value, ctype
+from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, M, Value, ctype, is_segment_sum
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.lower.policies import Place, flush, leading_dimension, objects, places, policies, unit
 from lngen.compiler.lower.spelling import Inputs, PhaseText, Spelling, Sum, Tensor, address, c_name, functor, tensors
@@ -317,7 +317,7 @@ def _call(row: RowKernel, eqn: Eqn) -> str:
     """The device function of a row reduction, or of the sums of segments, up to the terms."""
     s, op = row.schedule, f"{functor(eqn)}<{ctype(eqn.out.type.dtype)}>"
     prefix = "multipass_" if s.form == "multipass" else ""
-    if eqn.op in SEGMENT_SUMS:
+    if is_segment_sum(eqn):
         return f"{prefix}segment_sums<{op}, Row>(reduce_,"
     interleave = f"/* interleave */ {dict(eqn.attrs).get('interleave', 1)}"
     if s.cluster > 1:

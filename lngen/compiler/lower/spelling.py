@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lngen.compiler.headers import HEADER_OF
-from lngen.compiler.ir import OPS, SEGMENT_SUMS, SUMS, DType, Eqn, Graph, S, Value, ctype, is_sum, print_eqn
+from lngen.compiler.ir import (
+    OPS,
+    SUMS,
+    DType,
+    Eqn,
+    Graph,
+    Value,
+    ctype,
+    is_join,
+    is_segment_size,
+    is_segment_sum,
+    print_eqn,
+)
 from lngen.compiler.lower.nest import Loop, Nest, Phase, exchanged_in, joined_from
 
 # ---- names ----
@@ -280,7 +292,7 @@ def named(eqns: Iterable[Eqn]) -> tuple[Sum, ...]:
 
 def functor(eqn: Eqn) -> str:
     """The device functor of a reduction."""
-    return "Add" if eqn.op in SUMS or eqn.op in SEGMENT_SUMS else "Max"
+    return "Add" if eqn.op in SUMS else "Max"
 
 
 def address(name: str, row: str, strides: int) -> str:
@@ -344,7 +356,7 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
 
 def _reduce(loop: Loop, s: Spelling) -> Reduce:
     """The reductions of a loop, which are of one kind; sums of segments fill an array."""
-    sums, of_segments = named(loop.terms), loop.terms[0].op in SEGMENT_SUMS
+    sums, of_segments = named(loop.terms), is_segment_sum(loop.terms[0])
     names, real = ", ".join(total.cname for total in sums), sums[0].real
     results = f"{sums[0].name}_own_" if of_segments else names
     return Reduce(
@@ -406,10 +418,10 @@ FEW = 2  # rounds of interleaved partial sums at a time where their terms are co
 
 def _after(graph: Graph, eqn: Eqn, number: int, s: Spelling) -> Statement | Join:
     """An equation behind the reductions of a phase; a sum over segments reads those of all blocks, or the own ones."""
-    if not is_sum(eqn, S):
+    if not is_join(eqn):
         return s.inputs.statement(eqn)
     of_all = f"_all_{number}_(s_)" if s.cluster else "_own_[s_]"
-    sums = {e.out: f"{e.out.name}{of_all}" for e in graph.eqns if e.op in SEGMENT_SUMS}
+    sums = {e.out: f"{e.out.name}{of_all}" for e in graph.eqns if is_segment_sum(e)}
     inputs, computed = replace(s.inputs, element={**s.inputs.element, **sums}), joined_from(graph, eqn)
     return Join(
         result=Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)}", note(eqn)),
@@ -421,7 +433,7 @@ def _after(graph: Graph, eqn: Eqn, number: int, s: Spelling) -> Statement | Join
 
 
 def _over_segments(eqns: Iterable[Eqn], inputs: Inputs, segment: str) -> tuple[Statement, ...]:
-    return tuple(_sized(e, segment) if e.op == "segment_size" else inputs.statement(e) for e in eqns)
+    return tuple(_sized(e, segment) if is_segment_size(e) else inputs.statement(e) for e in eqns)
 
 
 def _sized(eqn: Eqn, segment: str) -> Statement:

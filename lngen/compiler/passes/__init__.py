@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, verify
+from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, derived_axes, verify
 from lngen.compiler.passes.decompose import decompose, place_fma
 from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
@@ -15,6 +15,7 @@ from lngen.compiler.passes.simplify import IDENTITIES, Contribution, Log, Step, 
 from lngen.compiler.passes.validate import defined, validate
 from lngen.compiler.passes.variance import compensate, place_spread
 from lngen.compiler.passes.vjp import NONE, constants, vjp
+from lngen.errors import SpecError
 
 __all__ = [
     "IDENTITIES",
@@ -83,7 +84,7 @@ def backward(
     trace = Trace() if trace is None else trace
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
     # A number per row that forward saves is an output only if it has a cotangent.
-    outputs = tuple(r for r in graph.results if D in r.type.axes or r.name in of or r.name not in saved)
+    outputs = tuple(r for r in graph.results if r.type.along(D) or r.name in of or r.name not in saved)
     log = trace.log
     constant, kept = constants(graph, wrt, of, log, eps, positive), replace(graph, results=outputs)
     trace["vjp"] = derived = vjp(kept, wrt, of, stored, constant, log)
@@ -103,6 +104,7 @@ def finish(
     ``blocks`` and ``order`` as in ``order_sums``.
     """
     trace = Trace() if trace is None else trace
+    _check_axes(graph, d)
     trace["cse"] = graph = verify(cse(graph), "cse")
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
@@ -110,3 +112,14 @@ def finish(
     trace["compensate"] = graph = verify(share_constants(compensate(graph, d)), "compensate")
     trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
     return graph
+
+
+def _check_axes(graph: Graph, d: int) -> None:
+    """SpecError for rows that a derived axis does not divide, or whose halves ``rotate`` cannot exchange."""
+    for axis in derived_axes(graph):
+        if axis.base is D and isinstance(axis.number, int) and d % axis.number:
+            raise SpecError(
+                f"graph @{graph.name}: D is expected to be a multiple of {axis.number} for {axis}, got d={d}."
+            )
+    if d % 2 and any(e.op == "rotate" for e in graph.eqns):
+        raise SpecError(f"graph @{graph.name}: D is expected to be even for rotate, which exchanges halves, got d={d}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from lngen.compiler.ir import F32, OPS, Builder, D, Eqn, Graph, S, Value
+from lngen.compiler.ir import F32, OPS, Builder, D, Eqn, Graph, Lengths, Value, is_join, is_segment_size
 from lngen.compiler.passes.edit import cse, dce
 
 
@@ -35,8 +35,10 @@ def _write(b: Builder, eqn: Eqn, d: int) -> None:
         del b.eqns[begin:]
         for part in expansion:
             _write(b, replace(part, out=eqn.out) if part.out == value else part, d)
-    elif eqn.op == "size" and eqn.axis is D:
-        b.eqns.append(Eqn(eqn.out, "const", (), (("dtype", eqn.out.type.dtype), ("value", float(d)))))
+    elif eqn.op == "size" and eqn.axis.root is D and not is_segment_size(eqn):
+        sizes = Lengths({D: d})
+        count = sizes[eqn.axis] if eqn.per is None else sizes.per(eqn.axis, eqn.per)
+        b.eqns.append(Eqn(eqn.out, "const", (), (("dtype", eqn.out.type.dtype), ("value", float(count)))))
     else:
         b.eqns.append(eqn)
 
@@ -68,7 +70,7 @@ def place_fma(graph: Graph) -> Graph:
     for eqn in graph.eqns:
         left = product(eqn.args[0]) if eqn.op in ("add", "sub") else None
         right = product(eqn.args[1]) if eqn.op in ("add", "sub") and left is None else None
-        factors = product(eqn.args[0]) if eqn.op == "reduce_sum" and eqn.axis is not S else None
+        factors = product(eqn.args[0]) if eqn.op == "reduce_sum" and not is_join(eqn) else None
         if factors:
             b.eqns.append(Eqn(eqn.out, "reduce_dot", factors, eqn.attrs))
         elif left:

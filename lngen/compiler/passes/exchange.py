@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import WIDE, Builder, D, Eqn, Graph, M, Value, print_eqn
+from lngen.compiler.ir import WIDE, Axis, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.compiler.ir.places import downstream, extract, upstream
 from lngen.compiler.passes.edit import dce, eqn_key
 from lngen.compiler.passes.simplify import Log, Step
@@ -41,7 +41,7 @@ def save(
     """
     run = _Save(graph, forward, tuple(v for v in forward.values().values() if v.name in names))
     for value in run.saved:
-        if value in forward.results and D in value.type.axes:
+        if value in forward.results and value.type.along(D):
             run.stand_in(value) if value.name in demanded else run.stand_for_sum(value)
     found = run.graph()
     if log is not None:
@@ -71,7 +71,7 @@ def _undone(graph: Graph, forward: Graph) -> list[Eqn]:
     def is_undone(eqn: Eqn) -> bool:
         return eqn != before[eqn.out] and not downstream(forward.eqns, [eqn.out]).isdisjoint(eqn.args)
 
-    return [e for e in graph.eqns if e.out in before and D in e.out.type.axes and is_undone(e)]
+    return [e for e in graph.eqns if e.out in before and e.out.type.along(D) and is_undone(e)]
 
 
 class _Save:
@@ -102,7 +102,9 @@ class _Save:
                 define(eqn.out)
         kept = tuple(done.values())
         params = (*self.before.params, *(v for v in self.saved if v not in self.before.params))
-        for axis in (M, *(a for e in kept for a in (*e.out.type.axes, *([e.axis] if e.op == "size" else [])))):
+        sizes = (a for e in kept for _, a in e.attrs if isinstance(a, Axis) and (e.op == "size" or a.base is not None))
+        for axis in (M, *(a for e in kept for a in e.out.type.axes), *sizes):
+            axis = axis if axis.base is None or isinstance(axis.number, str) else axis.base
             having = [p for p in params if axis in p.type.axes]
             if live.isdisjoint(having):
                 live.update(having[:1])
@@ -203,7 +205,7 @@ class _Save:
 
     def _divisor(self, factor: Value) -> Value:
         """The factor, and 1 where a weight is 0: there the product is 0, and so is its quotient by 1."""
-        if D not in factor.type.axes:
+        if factor.type.along(D) is None:
             return factor
         b = Builder(self.before.name, taken=(*self.before.values(), *(v.name for v in self.eqns)))
         zero, one = b.const("zero", 0.0, factor.type.dtype), b.const("one", 1.0, factor.type.dtype)

@@ -9,22 +9,41 @@ beyond it; a graph declares such inputs: ``b.input(name, M, D, positive=True)``.
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import lcm
 
 import numpy as np
 
-from lngen.compiler.ir import Eqn, Graph, Value, values_of
+from lngen.compiler.ir import D, Eqn, Graph, Lengths, M, Value, derived_axes, values_of
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.real import Real
 
 ROOTS = {"sqrt", "rsqrt", "log"}
-ALWAYS = {"exp", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size", "segment_size"}  # positive, or zero
-SQUARES = {"mul", "reduce_dot", "segment_dot", "fma"}  # if their first two operands are the same
+ALWAYS = {"exp", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size"}  # positive, or zero
+SQUARES = {"mul", "reduce_dot", "fma"}  # if their first two operands are the same
 IF_ALL_ARE = {  # positive if every operand is
     "cast", "expand", "detach", "stop_gradient", "add", "mul", "fma", "div", "sqrt", "rsqrt", "minimum", "relu", "tanh",
-    "erf", "gelu", "gelu_tanh", "silu", "reduce_sum", "reduce_dot", "reduce_mean", "reduce_max", "segment_sum",
-    "segment_dot",
+    "erf", "gelu", "gelu_tanh", "silu", "reduce_sum", "reduce_dot", "reduce_mean", "reduce_max",
 }  # fmt: skip
 ROWS, FEATURES = 5, 7  # of an instance: few enough to take milliseconds, and no two lengths are alike
+NAMED = 3  # the number of an axis that an array says
+
+
+def lengths(graph: Graph, rows: int | None = None, d: int | None = None) -> Lengths:
+    """The length of every axis for about ``rows`` rows of ``d`` elements: the next lengths that derived axes divide.
+
+    None: the least from ``ROWS`` or ``FEATURES`` on with which each derived axis has two elements.
+    """
+    least, divisor = {M: ROWS if rows is None else rows, D: FEATURES if d is None else d}, {M: 1, D: 1}
+    if any(e.op == "rotate" for e in graph.eqns):
+        divisor[D] = 2
+    for axis in derived_axes(graph):
+        number = axis.number if isinstance(axis.number, int) else NAMED
+        divisor[axis.root] = lcm(divisor[axis.root], number)
+        if (rows if axis.root is M else d) is None:
+            least[axis.root] = max(least[axis.root], 2 * number)
+    found = {root: -(-least[root] // n) * n for root, n in divisor.items()}
+    named = [a for a in derived_axes(graph) if isinstance(a.number, str)]
+    return Lengths(found | {a: found[a.root] // NAMED if a.by == "/" else NAMED for a in named})
 
 
 def normal(
@@ -38,7 +57,8 @@ def normal(
 def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: int = 0) -> dict[str, Array]:
     """Numbers in float64 for the inputs of a forward graph, by name; ``positive`` are the inputs declared to be so."""
     rng, above = np.random.default_rng([seed, ROWS, FEATURES]), positive_inputs(forward, positive)
-    drawn = {p.name: normal(rng, p.type.shape(ROWS, FEATURES), 0.5, positive=p.name in above) for p in forward.tensors}
+    sizes = lengths(forward)
+    drawn = {p.name: normal(rng, p.type.shape_of(sizes), 0.5, positive=p.name in above) for p in forward.tensors}
     return drawn | values_of(forward, eps)
 
 

@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from lngen.compiler.ir import (
-    OF_SEGMENTS,
-    ORDERED,
     ORDERS,
-    SEGMENT_SUMS,
+    SUMS,
     WIDE,
     D,
     DType,
     Eqn,
     Graph,
     M,
-    S,
     Value,
     is_column_fold,
+    is_join,
     is_number_fold,
     is_row_fold,
+    is_segment_size,
+    is_segment_sum,
 )
 from lngen.compiler.ir.places import downstream
 
@@ -183,15 +183,23 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORD
         spelt = _order_of(eqn, vector if is_number_fold(eqn) else row, column, d)
         return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
-    eqns = tuple(ordered(e) if e.op in ORDERED else e for e in graph.eqns)
+    eqns = tuple(ordered(e) if e.op in SUMS or is_segment_size(e) else e for e in graph.eqns)
     return replace(graph, eqns=eqns, attrs=tuple(sorted({**dict(graph.attrs), "order": order}.items())))
 
 
 def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder, d: int) -> dict[str, int]:
     """The attributes of an equation that define its order."""
-    if eqn.op in OF_SEGMENTS:
-        return row.of_segment() if eqn.op in SEGMENT_SUMS else {"segment": row.segment}
-    return {D: row.attrs(d), S: {"interleave": row.interleave}, M: vars(column)}[eqn.axis]
+    if is_segment_sum(eqn):
+        return row.of_segment()
+    if is_segment_size(eqn):
+        return {"segment": row.segment}
+    if is_join(eqn):
+        return {"interleave": row.interleave}
+    if eqn.axis.root is M:
+        return vars(column)
+    if eqn.axis is D and eqn.to is None:
+        return row.attrs(d)
+    return {"chunk": row.run} if eqn.axis is D and eqn.to is not None and eqn.to.by == "/" else {}
 
 
 def element_size(graph: Graph) -> int:

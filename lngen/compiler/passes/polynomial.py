@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from lngen.compiler.ir import Axis, D, Eqn, Value
+from lngen.compiler.ir import Axis, D, Eqn, Value, axes_union
+from lngen.compiler.ir.axes import along
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,25 @@ class Product:
     @property
     def axes(self) -> tuple[Axis, ...]:
         """The axes along which the product varies."""
-        return tuple(x for x in Axis if any(x in axes_of(a) for a, _ in self.powers))
+        return axes_union(*(axes_of(a) for a, _ in self.powers))
 
 
 @dataclass(frozen=True)
 class Size:
-    """The length of an axis."""
+    """The length of an axis, or the elements of it that one of ``per`` has."""
 
     axis: Axis
+    per: Axis | None = None
 
 
 @dataclass(frozen=True)
 class AxisSum:
-    """The sum of ``terms`` over ``axis``, divided by the axis' length if ``mean``."""
+    """The sum of ``terms`` over ``axis``, divided by the axis' length if ``mean``; ``to`` as in a reduction."""
 
     axis: Axis
     terms: frozenset[tuple[Product, Fraction]]
     mean: bool = False
+    to: Axis | None = None
 
     @property
     def product(self) -> Product | None:
@@ -92,9 +95,16 @@ def axes_of(a: Atom) -> tuple[Axis, ...]:
         case Value():
             return a.type.axes
         case AxisSum():
-            return tuple(x for x in Axis if x is not a.axis and any(x in p.axes for p, _ in a.terms))
+            summed = axes_union((a.axis,), *(p.axes for p, _ in a.terms))
+            return tuple(x for x in (a.to if x is a.axis else x for x in summed) if x is not None)
         case Size():
             return ()
+
+
+def varies(a: Atom, axis: Axis, to: Axis | None) -> bool:
+    """True if an atom is not constant along ``axis``, or along its elements that belong to one of ``to``."""
+    has = along(axes_of(a), axis.root)
+    return has is not None and (to is None or not to.is_finer(has))
 
 
 def collect(terms: Iterable[tuple[Product, Fraction]]) -> Poly:
@@ -163,9 +173,13 @@ class Order:
                 return 0, a not in self.linear, len(a.type.axes), self._place[a], ()
             case AxisSum():
                 terms = sorted((self.key(p), c) for p, c in a.terms)
-                return 1, a.mean, len(axes_of(a)), list(Axis).index(a.axis), terms
+                return 1, a.mean, len(axes_of(a)), _axes_key(a.axis, a.to), terms
             case Size():
-                return 2, False, 0, list(Axis).index(a.axis), ()
+                return 2, False, 0, _axes_key(a.axis, a.per), ()
+
+
+def _axes_key(axis: Axis, other: Axis | None) -> tuple[object, ...]:
+    return axis.key, () if other is None else other.key
 
 
 POWERS = 8  # factors of a product
@@ -197,7 +211,7 @@ class ForwardProducts:
         # A single term is shortened here. Several are shortened when they are written, after the sums in them.
         terms = {p if s.product is None else self.shorten(p): c for p, c in s.terms}
         for named, value in self._named:
-            inside, outside = named.split(lambda a: s.axis in axes_of(a))
+            inside, outside = named.split(lambda a: varies(a, s.axis, s.to))
             if inside == ONE or outside == ONE or not outside.divides(product):
                 continue
             if all(inside.divides(p) for p in terms):
@@ -222,7 +236,7 @@ class ForwardProducts:
             case "const" if math.isfinite(eqn.value):
                 product, coefficient = ONE, Fraction(eqn.value)
             case "size":
-                product = atom(Size(eqn.axis))
+                product = atom(Size(eqn.axis, eqn.per))
         return (product, coefficient) if fits({product: coefficient}, POWERS) else (atom(eqn.out), Fraction(1))
 
     def _is_reciprocal(self, eqn: Eqn) -> bool:

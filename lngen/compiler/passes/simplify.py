@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from lngen.compiler.ir import Attr, Axis, Builder, D, Eqn, Graph, M, Value
-from lngen.compiler.ir.names import LONGEST_OF_COTANGENTS, describing, of_number, plain, widened
+from lngen.compiler.ir.axes import along
+from lngen.compiler.ir.names import LONGEST_OF_COTANGENTS, describing, of_number, of_size, plain, widened
 from lngen.compiler.ir.places import downstream, upstream
 from lngen.compiler.passes.edit import cse, eqn_key
 from lngen.compiler.passes.polynomial import (
@@ -28,6 +29,7 @@ from lngen.compiler.passes.polynomial import (
     content,
     fits,
     times,
+    varies,
 )
 
 Terms = tuple[Term, ...]  # a sum; like terms are not added
@@ -184,8 +186,8 @@ class _Simplifier:
                 return times(args[0], {product.inverse(): 1 / coefficient})
             case "reduce_sum" | "reduce_dot" | "reduce_mean":
                 terms = self._multiplied(*args) if eqn.op == "reduce_dot" else args[0]
-                scale = atom(Size(eqn.axis)).inverse() if eqn.op == "reduce_mean" else ONE
-                return times(self._sum(terms, eqn.axis), {scale: Fraction(1)})
+                scale = atom(Size(eqn.axis, eqn.to)).inverse() if eqn.op == "reduce_mean" else ONE
+                return times(self._sum(terms, eqn.axis, eqn.to), {scale: Fraction(1)})
         return {atom(self._opaque(eqn)): Fraction(1)}
 
     def _added(self, terms: list[Term]) -> Poly:
@@ -201,8 +203,10 @@ class _Simplifier:
             self._acts("distributive", [a.items(), b.items()], [poly.items()])
         return poly
 
-    def _sum(self, terms: Poly, axis: Axis) -> Poly:
+    def _sum(self, terms: Poly, axis: Axis, to: Axis | None) -> Poly:
         """The sum over an axis: one sum of all terms. Constant terms are multiplied, and centred ones are zero.
+
+        Terms that vary along a coarser axis alone are summed over that, times the elements that one of it has.
 
         A sum over rows holds an accumulator per column, and sums of single terms may be far larger than their total.
         But a term with a factor that is a sum over the same axis is summed by itself, without the factor. Then no sum
@@ -211,45 +215,53 @@ class _Simplifier:
         constant: Poly = {}
         centred: Poly = {}
         together: dict[Product, Poly] = {}
+        coarse: dict[Axis, Poly] = {}
         for product, c in terms.items():
-            inside, outside = product.split(lambda a: axis in axes_of(a))
-            if inside == ONE:
+            inside, outside = product.split(lambda a: varies(a, axis, to))
+            has = along(inside.axes, axis.root)
+            if has is not None and has is not axis and (to is None or has.is_finer(to)):
+                coarse.setdefault(has, {})[product] = c
+            elif inside == ONE:
                 constant[product] = c
-            elif self._centred(inside, axis):
+            elif self._centred(inside, axis, to):
                 centred[product] = c
             else:
-                waits = any(isinstance(a, AxisSum) and a.axis is axis for a, _ in outside.powers)
+                waits = any(isinstance(a, AxisSum) and (a.axis, a.to) == (axis, to) for a, _ in outside.powers)
                 together.setdefault(outside if waits else ONE, {})[product] = c
-        parts = [_total(part, axis) for part in (constant, centred, *together.values()) if part]
+        parts = [_total(part, axis, to) for part in (constant, centred, *together.values()) if part]
         if len(parts) > 1:
-            self._acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis)]], [parts])
+            self._acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis, to)]], [parts])
         if centred:
-            self._acts("centred", [[_total(centred, axis)]], [[]])
-        found = [(product * atom(Size(axis)), c) for product, c in constant.items()]
+            self._acts("centred", [[_total(centred, axis, to)]], [[]])
+        found = [(product * atom(Size(axis, to)), c) for product, c in constant.items()]
         if constant:
-            self._acts("leaves", [[_total(constant, axis)]], [found])
-        return collect([*found, *(self._one_sum(group, axis) for group in together.values())])
+            self._acts("leaves", [[_total(constant, axis, to)]], [found])
+        for has, part in coarse.items():
+            found += times(self._sum(part, has, to), {atom(Size(axis, has)): Fraction(1)}).items()
+        return collect([*found, *(self._one_sum(group, axis, to) for group in together.values())])
 
-    def _one_sum(self, terms: Poly, axis: Axis) -> Term:
+    def _one_sum(self, terms: Poly, axis: Axis, to: Axis | None) -> Term:
         """The sum of the terms over an axis, times the factors that are constant along it in all of them."""
-        outsides = [p.split(lambda a: axis not in axes_of(a))[0] for p in terms]
+        outsides = [p.split(lambda a: not varies(a, axis, to))[0] for p in terms]
         outside = outsides[0] if len(terms) == 1 else common(outsides)
         first = terms[min(terms, key=self.order.key)]
         scale = content(terms.values()) * (-1 if first < 0 else 1)
         inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
-        found = outside * atom(AxisSum(axis, inside)), scale
-        if found != _total(terms, axis):
-            self._acts("leaves", [[_total(terms, axis)]], [[found]])
+        found = outside * atom(AxisSum(axis, inside, to=to)), scale
+        if found != _total(terms, axis, to):
+            self._acts("leaves", [[_total(terms, axis, to)]], [[found]])
         return found
 
-    def _centred(self, product: Product, axis: Axis) -> bool:
+    def _centred(self, product: Product, axis: Axis, to: Axis | None) -> bool:
         """True for x - mean(x) over ``axis``, whose sum is zero."""
         ((a, n), *rest) = product.powers
         eqn = self.producer.get(a) if isinstance(a, Value) and a not in self.linear else None
         if rest or n != 1 or eqn is None or eqn.op != "sub":
             return False
         mean = self.producer.get(eqn.args[1])
-        return mean is not None and (mean.op, mean.args) == ("reduce_mean", eqn.args[:1]) and mean.axis is axis
+        if mean is None or (mean.op, mean.args) != ("reduce_mean", eqn.args[:1]):
+            return False
+        return (mean.axis, mean.to) == (axis, to)
 
     def _opaque(self, eqn: Eqn) -> Value:
         """An equation outside the normal form: its arguments are written, the equation is kept."""
@@ -269,7 +281,7 @@ class _Simplifier:
         value = self._write_poly(poly, name, like)
         for axis in like.type.axes:  # terms that varied along an axis may have cancelled
             if axis not in value.type.axes:
-                name = f"{plain(value.name)}_{axis.value.lower()}"
+                name = f"{plain(value.name)}_{axis.name.lower()}"
                 value = self._emit("expand", name, value, axis=axis)
         return value
 
@@ -314,7 +326,7 @@ class _Simplifier:
         """
         if any(a in self.linear or isinstance(a, AxisSum) for a, _ in factor.powers):
             return [(factor, scale)]
-        rows, wide = factor.split(lambda a: D not in axes_of(a))
+        rows, wide = factor.split(lambda a: along(axes_of(a), D) is None)
         turns = [(rows, scale)] + [(atom(a), Fraction(1)) for a, n in self.order.sorted(wide) for _ in range(n)]
         return [t for t in turns if t != (ONE, Fraction(1))]
 
@@ -347,8 +359,8 @@ class _Simplifier:
         A divisor that is constant along a row divides the factors that are constant as well, if there are any.
         """
         divisors = product.split(lambda a: product.get(a) < 0)[0]
-        rows, wide = product.split(lambda a: D not in axes_of(a))
-        if divisors != ONE and D not in divisors.axes and wide != ONE and rows != divisors:
+        rows, wide = product.split(lambda a: along(axes_of(a), D) is None)
+        if divisors != ONE and along(divisors.axes, D) is None and wide != ONE and rows != divisors:
             return self._describe("mul", self._write_product(wide, like), self._write_product(rows, like))
         above = [a for a, n in self.order.sorted(product) for _ in range(n)]
         below = [a for a, n in self.order.sorted(product) for _ in range(-n)]
@@ -379,11 +391,13 @@ class _Simplifier:
             return a
         if a not in self.written:
             if isinstance(a, Size):
-                name = f"{a.axis.value.lower()}_size"
-                self.written[a] = self._emit("size", name, axis=a.axis, dtype=like.type.dtype)
+                name, per = of_size(a.axis, a.per), {} if a.per is None else {"per": a.per}
+                self.written[a] = self._emit("size", name, axis=a.axis, dtype=like.type.dtype, **per)
             else:
-                of = self._write_summed(a, like)
-                self.written[a] = self._describe("reduce_mean" if a.mean else "reduce_sum", of, axis=a.axis)
+                of, to = self._write_summed(a, like), {} if a.to is None else {"to": a.to}
+                if a.axis not in of.type.axes:
+                    of = self._emit("expand", f"{plain(of.name)}_{a.axis.name.lower()}", of, axis=a.axis)
+                self.written[a] = self._describe("reduce_mean" if a.mean else "reduce_sum", of, axis=a.axis, **to)
         return self.written[a]
 
     def _write_summed(self, s: AxisSum, like: Value) -> Value:
@@ -411,8 +425,8 @@ class _Simplifier:
 
     def _with_means(self, product: Product) -> Product:
         for s in self.order.sums(product):
-            size = atom(Size(s.axis)).inverse()
-            if not s.mean and product.get(Size(s.axis)) < 0:
+            size = atom(Size(s.axis, s.to)).inverse()
+            if not s.mean and product.get(Size(s.axis, s.to)) < 0:
                 product = product * atom(s).inverse() * size.inverse() * atom(replace(s, mean=True))
         return product
 
@@ -420,9 +434,9 @@ class _Simplifier:
         return sum(isinstance(a, AxisSum) for a, _ in product.powers)
 
 
-def _total(terms: Poly, axis: Axis) -> Term:
+def _total(terms: Poly, axis: Axis, to: Axis | None) -> Term:
     """The sum of all terms over an axis, as it is before any rule."""
-    return atom(AxisSum(axis, frozenset(terms.items()))), Fraction(1)
+    return atom(AxisSum(axis, frozenset(terms.items()), to=to)), Fraction(1)
 
 
 def _part(name: str) -> str:

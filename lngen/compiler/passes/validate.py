@@ -21,7 +21,7 @@ from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.real import Real
 from lngen.compiler.passes.edit import substitute
-from lngen.compiler.passes.instance import FEATURES, ROWS, cotangents, instance
+from lngen.compiler.passes.instance import cotangents, instance, lengths
 from lngen.compiler.passes.vjp import vjp
 from lngen.errors import ValidationError
 
@@ -68,14 +68,14 @@ class _Definition:
     """The derivative as it is defined, evaluated at one instance."""
 
     def __init__(self, forward: Graph, raw: Graph, eps: float, positive: Collection[str]) -> None:
-        inputs = instance(forward, eps, positive)
+        inputs, self._sizes = instance(forward, eps, positive), lengths(forward)
         results = evaluate(forward, inputs, wide=True)
         self._known: dict[str, Array] = inputs | {name: r.value for name, r in results.items()} | cotangents(results)
         self._errors = {name: r.error for name, r in results.items() if name not in inputs}
         self._wanted = self._evaluated(raw)
 
     def _evaluated(self, graph: Graph) -> dict[str, Real]:
-        absent = {p.name: np.zeros(p.type.shape(ROWS, FEATURES)) for p in graph.params if p.name not in self._known}
+        absent = {p.name: np.zeros(p.type.shape_of(self._sizes)) for p in graph.params if p.name not in self._known}
         known = {p.name: (self._known | absent)[p.name] for p in graph.params}
         found = evaluate(graph, known, {n: e for n, e in self._errors.items() if n in known}, wide=True)
         return found | {name: found[same] for name, same in graph.shared.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from lngen.compiler.ir import (
     F16,
     F32,
     ORDERS,
+    Axis,
     Builder,
     ByValue,
     D,
@@ -28,7 +29,7 @@ from lngen.compiler.passes.edit import dce
 from lngen.compiler.passes.order import orders, rule_of
 
 SIGNIFICAND = {F16: 11, BF16: 8, F32: 24}  # bits
-ALONG_D, ALONG_S = (("axis", D),), (("axis", S),)
+ALONG_D = (("axis", D),)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class _Segments:
     far: Value
     squares: Value
     rest: Value | None
+    axis: Axis
     _off: Value | None = None
 
     def off(self, b: Builder, mean: Value) -> Value:
@@ -65,12 +67,12 @@ class _Segments:
 def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
     """Compute the variance of rows of ``d`` elements that have many segments from sums over each segment (f32 only).
 
-    before:  %mean_sum = reduce_sum %x {axis=D}          after:  %x_sums    = segment_sum %x
-                                                                 %n         = segment_size
+    before:  %mean_sum = reduce_sum %x {axis=D}          after:  %x_sums    = reduce_sum %x {axis=D, to=S}
+                                                                 %n         = size {axis=D, per=S}
                                                                  %n_inverse = div %one, %n
                                                                  %centre    = mul %x_sums, %n_inverse
                                                                  %far       = sub %x, %centre
-                                                                 %squares   = segment_dot %far, %far
+                                                                 %squares   = reduce_dot %far, %far {axis=D, to=S}
                                                                  %mean_sum  = reduce_sum %x_sums {axis=S}
              %mean     = div %mean_sum, %d_size                  %mean      = div %mean_sum, %d_size
              %xc       = sub %x, %mean                           %off       = sub %centre, %mean
@@ -121,7 +123,7 @@ class _Spread:
         if out in self.sums:
             x = self.sums[out]
             self.parts[x] = part = _segments(b, x, corrected=is_rounded(self.graph, x, self.d))
-            return Eqn(out, "reduce_sum", (part.sums,), ALONG_S)
+            return Eqn(out, "reduce_sum", (part.sums,), (("axis", part.axis),))
         if out in self.means and (part := self.parts[self.means[out]]).rest is not None:
             return _corrected_mean(b, eqn, part, part.rest)
         if out in self.variances:
@@ -140,27 +142,35 @@ def is_rounded(graph: Graph, x: Value, d: int) -> bool:
     return x.type.dtype is F32 and d > 2 ** (SIGNIFICAND[F32] - SIGNIFICAND.get(stored, SIGNIFICAND[F32]))
 
 
+def segments(axes: Iterable[Axis]) -> Axis:
+    """The axis of the segments of a row: S, or S_1 where a graph has an S of its own."""
+    return Axis("S_1", D, "/") if any(a.name == "S" and not a.of_order for a in axes) else S
+
+
 def _segments(b: Builder, x: Value, *, corrected: bool) -> _Segments:
     """The means of the segments of ``x`` and the distances from them, computed per segment."""
-    sums, n = b.segment_sum(f"{x.name}_sums", x), b.segment_size("n", x.type.dtype)
+    s = segments(a for v in (*b.params, *(e.out for e in b.eqns)) for a in v.type.axes)
+    sums, n = b.reduce_sum(f"{x.name}_sums", x, axis=D, to=s), b.size("n", D, x.type.dtype, per=s)
     centre = b.mul("centre", sums, b.div("n_inverse", b.const("one", 1.0, x.type.dtype), n))
     far = b.sub("far", x, centre)
-    rest = b.segment_sum("rest", far) if corrected else None
-    return _Segments(sums, n, centre, far, b.segment_dot("squares", far, far), rest)
+    rest = b.reduce_sum("rest", far, axis=D, to=s) if corrected else None
+    return _Segments(sums, n, centre, far, b.reduce_dot("squares", far, far, axis=D, to=s), rest, s)
 
 
 def _corrected_mean(b: Builder, mean: Eqn, part: _Segments, rest: Value) -> Eqn:
     """The mean of a row, corrected by the mean of the distances from it."""
     first = b.div(f"{mean.out.name}_first", *mean.args)
     left = b.fma("left", part.n, b.sub("off_first", part.centre, first), rest)
-    return Eqn(mean.out, "add", (first, b.div("correction", b.reduce_sum("off_sum", left, axis=S), mean.args[1])))
+    return Eqn(
+        mean.out, "add", (first, b.div("correction", b.reduce_sum("off_sum", left, axis=part.axis), mean.args[1]))
+    )
 
 
 def _variance_sum(b: Builder, out: Value, centred: Centred, part: _Segments) -> Eqn:
     """The sum of squares of distances from the mean of the row, from those of its segments."""
     off = part.off(b, centred.mean)
     term = b.fma("term", b.mul("n_off", part.n, off), off, part.squares)
-    return Eqn(out, "reduce_sum", (term,), ALONG_S)
+    return Eqn(out, "reduce_sum", (term,), (("axis", part.axis),))
 
 
 def _from_segments(b: Builder, out: Value, centred: Centred, part: _Segments, scale: Value) -> Eqn:
@@ -241,7 +251,7 @@ def _is_reciprocal_std(v: Value, producer: dict[Value, Eqn], spread: Collection[
 
 def _depends_between(graph: Graph, spread: Eqn, x: Value) -> bool:
     """True if another reduction of the row depends on the sum of x and not on the spread of x."""
-    sums = [e.out for e in graph.eqns if e.op == "reduce_sum" and e.attr("axis") is D and e.args == (x,)]
+    sums = [e.out for e in graph.eqns if e.op == "reduce_sum" and e.attrs == ALONG_D and e.args == (x,)]
     of_sum, of_spread = downstream(graph.eqns, sums), downstream(graph.eqns, [spread.out])
     between = [e for e in graph.eqns if is_row_fold(e) and e != spread and e.out not in sums]
     return any(e.out in of_sum and e.out not in of_spread for e in between)

@@ -13,7 +13,6 @@ from lngen.compiler.ir import (
     DEFAULT_EPS,
     OPS,
     WIDE,
-    Axis,
     Builder,
     Draft,
     DType,
@@ -21,11 +20,14 @@ from lngen.compiler.ir import (
     Graph,
     Type,
     Value,
+    axes_union,
     compute_dtype,
+    is_over_segments,
     print_eqn,
 )
+from lngen.compiler.ir.axes import along
 from lngen.compiler.ir.evaluate import evaluate
-from lngen.compiler.ir.names import describing, of_number, plain, widened
+from lngen.compiler.ir.names import describing, of_number, of_size, plain, widened
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import substitute
 from lngen.compiler.passes.instance import cotangents, instance
@@ -76,7 +78,7 @@ def vjp(
         for arg, ct in zip(eqn.args, _contributions(b, eqn, cotangents[eqn.out], uses), strict=True):
             if arg in wanted and arg not in constants and ct is not None:
                 name = widened(f"d{plain(arg.name)}") if arg in inputs else f"d{arg.name}"
-                one, ct = ct, _sum_over(b, name, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
+                one, ct = ct, _fit(b, name, ct, eqn, arg)
                 log.contributions.append(Contribution(eqn, cotangents[eqn.out], arg, ct))
                 log.steps += [Step("repeated", ct)] if one != ct else []
                 cotangents[arg] = b.add(name, cotangents[arg], ct) if arg in cotangents else ct
@@ -98,7 +100,7 @@ def _contributions(b: Builder, eqn: Eqn, given: Value, uses: Mapping[Value, int]
     for e in draft.eqns:
         args, name = tuple(new.get(a, a) for a in e.args), e.out.name
         if e.op == "size":
-            name = f"{e.axis.value.lower()}_size"
+            name = of_size(e.axis, e.per)
         elif name == "number":
             name = of_number(e.value)
         elif name == "ct" and e.out in operand:
@@ -114,10 +116,11 @@ def _contributions(b: Builder, eqn: Eqn, given: Value, uses: Mapping[Value, int]
 
 def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
     for eqn in graph.eqns:
-        if eqn.out in wanted and OPS[eqn.op].vjp is None:
+        of_segments = " over segments" if is_over_segments(eqn.out) else ""  # which only the order of sums makes
+        if eqn.out in wanted and (of_segments or OPS[eqn.op].vjp is None):
             raise DerivativeError(
-                f"graph @{graph.name}: '{eqn.op}' has no derivative; only passes behind the derivation write it."
-                f"\n    {print_eqn(eqn)}"
+                f"graph @{graph.name}: '{eqn.op}'{of_segments} has no derivative; only passes behind the derivation "
+                f"write it.\n    {print_eqn(eqn)}"
             )
 
 
@@ -142,18 +145,33 @@ def _gradient(b: Builder, graph: Graph, param: Value, cotangents: dict[Value, Va
     ct = cotangents[param] if param in cotangents else b.const("zero", 0.0, compute_dtype(param.type.dtype))
     for axis in param.type.axes:
         if axis not in ct.type.axes:
-            ct = b.expand(f"{plain(ct.name)}_{axis.value.lower()}", ct, axis=axis)
+            ct = b.expand(f"{plain(ct.name)}_{axis.name.lower()}", ct, axis=axis)
     b.eqns.append(Eqn(Value(f"d{param.name}", Type(to, param.type.axes)), "cast", (ct,), (("to", to),)))
     return b.eqns[-1].out
 
 
-def _sum_over(b: Builder, name: str, ct: Value, given: tuple[Axis, ...], kept: tuple[Axis, ...]) -> Value:
-    """The cotangent ``ct`` of values over ``given``, added up for an operand over ``kept``."""
-    for axis in (a for a in WIDE if a in given and a not in kept):
-        if axis in ct.type.axes:
-            ct = b.reduce_sum(name, ct, axis=axis)
-        else:
-            ct = b.mul(name, ct, b.size(f"{axis.value.lower()}_size", axis, ct.type.dtype))
+def _fit(b: Builder, name: str, ct: Value, eqn: Eqn, arg: Value) -> Value:
+    """What ``eqn`` adds to the cotangent of ``arg``: ``ct``, summed over what an element of ``arg`` is used for.
+
+    A cotangent that lacks an axis is constant along it, so its sum is a product with a length.
+    """
+    for root in WIDE:
+        worked = along(axes_union(ct.type.axes, eqn.out.type.axes, *(a.type.axes for a in eqn.args)), root)
+        kept, has = arg.type.along(root), ct.type.along(root)
+        if worked is None or worked is kept:
+            continue
+        if has is not None and has is not kept and kept is not None and not has.is_finer(kept):
+            if kept.is_finer(has):  # constant along what an element of the operand is used for
+                has = kept
+            else:
+                has, ct = worked, b.expand(f"{plain(ct.name)}_{worked.name.lower()}", ct, axis=worked)
+        counted = kept if has is None else has
+        if counted is not worked:
+            per = {} if counted is None else {"per": counted}
+            ct = b.mul(name, ct, b.size(of_size(worked, counted), worked, ct.type.dtype, **per))
+        if has is not None and has is not kept:
+            to = {} if kept is None else {"to": kept}
+            ct = b.reduce_sum(name, ct, axis=has, **to)
     return ct
 
 

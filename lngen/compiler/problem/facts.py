@@ -6,11 +6,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from lngen.compiler.ir import (
-    OF_SEGMENTS,
-    ORDERED,
+    FOLDS,
     ORDERS,
-    REDUCTIONS,
-    SEGMENT_SUMS,
     SUMS,
     WIDE,
     Axis,
@@ -19,10 +16,13 @@ from lngen.compiler.ir import (
     Eqn,
     Graph,
     M,
-    S,
     Value,
+    derived_axes,
     is_column_fold,
+    is_join,
     is_number_fold,
+    is_segment_size,
+    is_segment_sum,
     print_eqn,
 )
 from lngen.compiler.ir.places import depths, folds, operand_depth
@@ -97,10 +97,11 @@ class Problem:
 
 def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
+    refuse_axes(graph)
     version = str(dict(graph.attrs).get("order", ORDERS[0]))
     row, column = _orders(graph, d, version)
     ends = folds(graph)
-    sums = [e for e in graph.eqns if e.op in REDUCTIONS]
+    sums = [e for e in graph.eqns if e.op in FOLDS]
     used = {a for e in graph.eqns for a in e.args}
     return Problem(
         d=d,
@@ -118,13 +119,23 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
         row_sums=max((len(f.reductions) for f in ends), default=0),
         exchanged_sums=max((len(f.exchanged) for f in ends), default=0),
-        segment_values=sum(e.op in SEGMENT_SUMS for e in graph.eqns),
+        segment_values=sum(is_segment_sum(e) for e in graph.eqns),
         column_sums=sum(map(is_column_fold, graph.eqns)),
         phases=len(ends) + 1,
         operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
         live=_live(graph),
         strides=strides,
     )
+
+
+def refuse_axes(graph: Graph) -> None:
+    """LowerError for values that no kernel has yet: those over an axis that the graph derives."""
+    for axis in derived_axes(graph)[:1]:
+        value = next(v for v in graph.values().values() if axis in v.type.axes)
+        raise LowerError(
+            f"graph @{graph.name}: '{value}: {value.type}' varies along {axis.declaration}; lngen has no kernel for "
+            "such values yet; `lngen check --on interpreter` checks its mathematics."
+        )
 
 
 def _live(graph: Graph) -> int:
@@ -140,7 +151,7 @@ def _live(graph: Graph) -> int:
         for value in eqn.args:
             last[value] = max(last.get(value, 0), made[eqn.out])
     wide = [e.out for e in graph.eqns if e.out.type.axes == WIDE and e.op != "abs"]
-    kept = {a for e in graph.eqns if e.op == "segment_dot" for a in e.args}
+    kept = {a for e in graph.eqns if e.op == "reduce_dot" and is_segment_sum(e) for a in e.args}
 
     def left(end: int) -> int:
         return sum(1 + (v in kept) for v in wide if made[v] <= end < last.get(v, 0))
@@ -154,7 +165,7 @@ def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
     A sum to a number has its own.
     """
     row, column = orders(graph, d, order=version)
-    ordered = [e for e in graph.eqns if e.op in ORDERED and not is_number_fold(e)]
+    ordered = [e for e in graph.eqns if (e.op in SUMS or is_segment_size(e)) and not is_number_fold(e)]
     rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
     names = [f.name for f in fields(ColumnOrder)]
     columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in ordered if e.op in SUMS and is_column_fold(e)]
@@ -174,10 +185,10 @@ def _row_numbers(eqn: Eqn, d: int) -> dict[str, int]:
     given = _numbers(eqn)
     chunk, segment = given.get("chunk", 1), given.get("segment", d)
     cut = {"chunk": chunk, "run": given.get("run", chunk), "segment": segment}
-    if eqn.op in OF_SEGMENTS:
-        return cut if eqn.op in SEGMENT_SUMS else {"segment": segment}
+    if is_segment_sum(eqn) or is_segment_size(eqn):
+        return cut if is_segment_sum(eqn) else {"segment": segment}
     joined = {"interleave": given.get("interleave", 1)}
-    if eqn.axis is S:
+    if is_join(eqn):
         return joined
     return cut | joined if d > segment else cut
 

@@ -6,8 +6,7 @@ from math import log, prod
 from typing import Any
 
 from lngen.compiler.devices import Device, described
-from lngen.compiler.ir import REDUCTIONS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value
-from lngen.compiler.ir.types import axes_union
+from lngen.compiler.ir import FOLDS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value, axes_union
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec
 from lngen.errors import LngenError
@@ -27,7 +26,7 @@ MOST_NAMES = 10  # that a line lists
 def is_free(eqn: Eqn) -> bool:
     """True for an equation that neither computes nor moves anything: a number, a view, a cast to its own dtype."""
     same = eqn.op == "cast" and eqn.out.type == eqn.args[0].type
-    return same or eqn.op in ("const", "size", "expand", "detach", "stop_gradient", "segment_size")
+    return same or eqn.op in ("const", "size", "expand", "detach", "stop_gradient")
 
 
 def joined(amounts: Iterable[Amount]) -> Amount:
@@ -42,7 +41,7 @@ def bytes_of(*values: Value) -> Amount:
 
 def formula(amount: Amount) -> str:
     """The polynomial, its highest terms first; S is the number of segments of a row."""
-    ordered = sorted(amount.items(), key=lambda item: (-len(item[0]), [[*Axis].index(axis) for axis in item[0]]))
+    ordered = sorted(amount.items(), key=lambda item: (-len(item[0]), [axis.key for axis in item[0]]))
     terms = ([*([str(n)] if n > 1 or not axes else []), *map(str, axes)] for axes, n in ordered)
     return " + ".join(map("*".join, terms)) or "0"
 
@@ -82,7 +81,7 @@ def moved(plan: Plan) -> Amount:
 
 # Flops of an operation. Casts, comparisons, signs and operations on bits are counted beside them.
 FLOPS = {"add": 1, "mul": 1, "fma": 2, "div": 1, "sqrt": 1, "cast": 0, "other": 0}
-KIND = {"sub": "add", "reduce_sum": "add", "segment_sum": "add", "reduce_dot": "fma", "segment_dot": "fma"}
+KIND = {"sub": "add", "reduce_sum": "add", "reduce_dot": "fma"}
 
 
 def operations(graph: Graph) -> dict[str, Amount]:
@@ -93,7 +92,7 @@ def operations(graph: Graph) -> dict[str, Amount]:
     found: dict[str, Amount] = {}
     for e in graph.eqns:
         kind = KIND.get(e.op, e.op if e.op in FLOPS else "other")
-        axes = axes_union(*(a.type.axes for a in e.args)) if e.op in REDUCTIONS else e.out.type.axes
+        axes = axes_union(*(a.type.axes for a in e.args)) if e.op in FOLDS else e.out.type.axes
         if not is_free(e):
             found[kind] = found.get(kind, Counter()) + Counter({axes: 1})
     return {kind: found[kind] for kind in FLOPS if kind in found}

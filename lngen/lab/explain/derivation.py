@@ -12,7 +12,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
-from lngen.compiler.ir import OPS, WIDE, Axis, Eqn, Graph, Value, is_row_fold
+from lngen.compiler.ir import OPS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold
 from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.places import depths, downstream
 from lngen.compiler.passes import IDENTITIES, Trace
@@ -28,7 +28,8 @@ ONE = Fraction(1)
 PLAIN = 64  # a number is written as a fraction if its denominator is no larger
 
 # What no value is called: lengths and functions.
-RESERVED = {*map(str, Axis), *OPS, "where", *(f"{name}_{axis}" for name in ("sum", "mean", "max") for axis in Axis)}
+AXES = (M, D, S)
+RESERVED = {*map(str, AXES), *OPS, "where", *(f"{name}_{axis}" for name in ("sum", "mean", "max") for axis in AXES)}
 CHOICES: Mapping[str, Callable[..., str]] = {
     "select_gt": lambda a, b, c: f"where({a} > {b}, {c}, 0)",
     "select_eq": lambda a, b, c: f"where({a} == {b}, {c}, 0)",

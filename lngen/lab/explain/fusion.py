@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from lngen.compiler.ir import D, S
+from lngen.compiler.ir import D, is_over_segments
 from lngen.compiler.lower import Kernel, Plan
 from lngen.compiler.problem.footprint import static_shared
 from lngen.compiler.spec import Spec
@@ -92,7 +92,7 @@ def _place_lines(subject: Subject) -> Iterator[str]:
     yield from entry("registers", f"{listed(held)}; " * bool(held) + "all other elements, within their phase")
     again = subject.schedule.form == "multipass"
     joined_sums = (p.exchanged if not again else [s.name for r in p.reduces for s in r.sums] for p in kernel.phases)
-    shared = [name for names in joined_sums for name in names if S in made[name].type.axes]
+    shared = [name for names in joined_sums for name in names if is_over_segments(made[name])]
     if kernel.row:
         staged, static = listed(p.name for p in kernel.row.places), static_shared(subject.schedule, subject.problem)
         exchanged = f"{listed(shared)} of all segments" * bool(shared)

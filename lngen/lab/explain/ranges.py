@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from lngen.compiler.interpret import value_of
-from lngen.compiler.ir import ByValue, D, DType, Eqn, Value
+from lngen.compiler.ir import ByValue, D, DType, Eqn, Lengths, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, row_depth
 from lngen.compiler.passes.edit import eqn_key
 from lngen.compiler.spec import Spec
@@ -186,7 +186,7 @@ def _at(eqn: Eqn, *operands: float) -> float:
     """The result for numbers, in the arithmetic of the equation."""
     with np.errstate(all="ignore"):
         arrays = (np.full((1, 1), n, NUMPY_DTYPE[a.type.dtype]) for n, a in zip(operands, eqn.args, strict=True))
-        return float(value_of(eqn, tuple(arrays), {})[0, 0])
+        return float(value_of(eqn, tuple(arrays), Lengths({}))[0, 0])
 
 
 def _of_ends(eqn: Eqn, args: list[Range]) -> Range:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import F16, F64, WIDE, D, Eqn, S, Type, print_eqn, values_of
+from lngen.compiler.ir import F16, F64, WIDE, D, Eqn, Type, is_over_segments, print_eqn, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array, column_depth, row_depth
 from lngen.compiler.ir.places import upstream
@@ -69,7 +69,7 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
         guards.append("the mean is corrected by the mean of the differences from it")
     elif source.size == 2 and not is_rounded(g.spec.forward(), e.args[0], g.d):
         guards.append(f"equal numbers of {source} add up exactly, short of overflow: a constant row gives 0")
-    if any(S in f.out.type.axes and e.args[0] in f.args for f in final):
+    if any(is_over_segments(f.out) and e.args[0] in f.args for f in final):
         guards.append("the variance is computed from segments about their own means")
     risk = f"loses digits, if the mean of {x} is far from 0 beside its spread. The error of {mean} is in every "
     risk += f"difference: up to {depth} * {unit(e)} of the mean of |{x}|"
@@ -187,7 +187,7 @@ def casts(g: Facts, e: Eqn) -> Iterator[Hazard]:
 
 def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A sum or a mean over the features of a row or over rows, and the squares in it."""
-    if e.op not in SUMS or e.axis is S or (e.axis is D and g.d == 1):
+    if e.op not in SUMS or e.axis.of_order or (e.axis is D and g.d == 1):
         return
     of_row, terms, x = e.axis is D, g.ranges[e.args[0]], g.squared(e.args[0])
     depth, count = (row_depth(g.d), g.d) if of_row else (column_depth(g.rows, g.d), max(g.rows, 1))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lngen.compiler.ir import WIDE, Axis, Graph, real
+from lngen.compiler.ir import WIDE, D, Graph, M, real
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.functions import ULPS
 from lngen.compiler.ir.numerics import Array
@@ -17,7 +17,7 @@ from lngen.compiler.passes.instance import FEATURES, ROWS, cotangents, instance
 from lngen.compiler.spec import Spec
 from lngen.errors import ValidationError
 
-LENGTHS = {Axis.M: ROWS, Axis.D: FEATURES}
+LENGTHS = {M: ROWS, D: FEATURES}
 ALLOWED = 1e-9  # of the larger side: far above rounding, and far below the error of a false statement
 LEAST = 1e-3  # the size of a side that is zero
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from lngen.compiler.ir import WIDE, D, S, is_column_fold, is_number_fold, is_row_fold
+from lngen.compiler.ir import WIDE, D, is_column_fold, is_number_fold, is_over_segments, is_row_fold
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.lower import Kernel, Plan
 from lngen.compiler.lower.spelling import PhaseText
@@ -182,6 +182,6 @@ def _numbers(plan: Plan, phase: PhaseText, last: Mapping[str, int], n: int) -> I
         yield name, CLUSTER if name in among else block, n + 1 - 2 * EDGE, n + 1 - EDGE
     kept = [t.name for t in (*phase.kept, *(t for r in phase.reduces for t in r.kept))]
     for name in dict.fromkeys([*sums, *_defined(phase.after), *kept]):
-        of_segments = name in sums and S in plan.graph.values()[name].type.axes
+        of_segments = name in sums and is_over_segments(plan.graph.values()[name])
         level = SHARED if of_segments and plan.schedule.form == "multipass" else REGISTERS
         yield from [(name, level, n + 1 - EDGE, last.get(name, 0) + 1)] * (last.get(name, 0) > n)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import Axis, Graph, Value, bits_of
+from lngen.compiler.ir import Graph, M, Value, bits_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.compiler.passes import accumulated
 from lngen.errors import ArrayError
@@ -115,7 +115,7 @@ def run_numpy(
     ``overlap`` as in ``Launcher``. MissingError without a GPU or CuPy.
     """
     launcher = Launcher(kernels.plan, kernels.cubin(device_arch(device)).image, device, overlap)
-    rows = next(len(inputs[v.name]) for v in kernels.plan.inputs if Axis.M in v.type.axes)
+    rows = next(len(inputs[v.name]) for v in kernels.plan.inputs if M in v.type.axes)
     return launch_numpy(launcher, rows, inputs)
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lngen.compiler.ir import Graph, values_of
+from lngen.compiler.ir import D, Graph, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.real import Real
-from lngen.compiler.passes.instance import normal
+from lngen.compiler.passes.instance import lengths, normal
 from lngen.compiler.spec import Spec
 from lngen.proof.check.oracles import SLACK, excess
 
@@ -67,18 +67,20 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     A cotangent that the backward does not take is included: its part of every gradient must be zero. Arrays to which
     gradients are added are zeros. Values of ``HELD`` keep their number in the differences, as their derivative is 0.
     """
-    spec = replace(spec, d=min(spec.d, FEATURES)) if spec.d > LONGEST else spec
+    if spec.d > LONGEST:
+        spec = replace(spec, d=lengths(spec.with_direction("fwd").forward(), d=FEATURES)[D])
     forward, backward = spec.with_direction("fwd").forward(), _formulas(spec)
+    sizes = lengths(forward, ROWS, spec.d)
     rng = np.random.default_rng(11)
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
     positive = spec.positive_inputs()
     primals = {
-        p.name: normal(rng, p.type.shape(ROWS, spec.d), 0.5, positive=p.name in positive) for p in forward.tensors
+        p.name: normal(rng, p.type.shape_of(sizes), 0.5, positive=p.name in positive) for p in forward.tensors
     } | values_of(forward, spec.eps_or_default)
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}
     known = primals | outputs | given  # saved values are as exact as the results they are saved for
-    known |= {p.name: np.zeros(p.type.shape(ROWS, spec.d)) for p in backward.params if p.name not in known}
+    known |= {p.name: np.zeros(p.type.shape_of(sizes)) for p in backward.params if p.name not in known}
     gradients = evaluate(backward, {p.name: known[p.name] for p in backward.params})
     gradients |= {name: gradients[same] for name, same in backward.shared.items()}
     cotangents = np.concatenate([given[f"d{name}"].ravel() for name in spec.differentiated])

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import WIDE, Value, bits_of, values_of
+from lngen.compiler.ir import WIDE, Lengths, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.compiler.lower import Plan
 from lngen.compiler.lower.arguments import Distance
-from lngen.compiler.passes.instance import normal
+from lngen.compiler.passes.instance import lengths, normal
 from lngen.compiler.spec import Spec
 from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher
@@ -28,11 +28,14 @@ POISON = 0xFE  # a byte pattern no kernel computes, so that an element never wri
 def forward_inputs(
     spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None
 ) -> dict[str, Array]:
-    """The forward graph's inputs by name; ``eps`` is what a call with ``eps=run`` gives, None for the default."""
+    """The forward graph's inputs by name; ``eps`` is what a call with ``eps=run`` gives, None for the default.
+
+    Where a graph derives axes from M there are the next ``rows`` that these divide.
+    """
     forward, eps = spec.forward(), spec.eps_or_default if eps is None else eps
-    rng = np.random.default_rng([seed, rows, spec.d])
+    rng, sizes = np.random.default_rng([seed, rows, spec.d]), lengths(forward, rows, spec.d)
     positive = spec.positive_inputs()
-    drawn = {p.name: draw(rng, p, rows, spec.d, mean, positive=p.name in positive) for p in forward.tensors}
+    drawn = {p.name: draw(rng, p, sizes, mean, positive=p.name in positive) for p in forward.tensors}
     return drawn | values_of(forward, eps)
 
 
@@ -44,15 +47,15 @@ def random_inputs(
     if spec.direction == "bwd":
         inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
     rng = np.random.default_rng([seed + 1, rows, spec.d])
-    params = spec.graph().params
-    return {p.name: inputs[p.name] if p.name in inputs else draw(rng, p, rows, spec.d, 0.3) for p in params}
+    params, sizes = spec.graph().params, lengths(spec.forward(), rows, spec.d)
+    return {p.name: inputs[p.name] if p.name in inputs else draw(rng, p, sizes, 0.3) for p in params}
 
 
 def draw(
-    rng: np.random.Generator, value: Value, rows: int, d: int, mean: float, std: float = 1.0, *, positive: bool = False
+    rng: np.random.Generator, value: Value, sizes: Lengths, mean: float, std: float = 1.0, *, positive: bool = False
 ) -> Array:
     """Numbers as ``normal`` draws them, in the value's shape and dtype."""
-    return round_to(normal(rng, value.type.shape(rows, d), mean, std, positive=positive), value.type.dtype)
+    return round_to(normal(rng, value.type.shape_of(sizes), mean, std, positive=positive), value.type.dtype)
 
 
 def same_bits(a: Array, b: Array) -> Array:

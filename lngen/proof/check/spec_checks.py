@@ -20,7 +20,7 @@ from lngen.compiler.problem import Schedule, fits
 from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import SAVES, Spec
 from lngen.compiler.toolchain import Binary
-from lngen.errors import LngenError, MissingError
+from lngen.errors import LngenError, LowerError, MissingError
 from lngen.launch.runtime.launcher import Launcher, device_arch, device_count
 from lngen.launch.runtime.norm import Norm
 from lngen.launch.runtime.numpy_arrays import launch_numpy
@@ -121,6 +121,8 @@ def compilation_of(spec: Spec) -> Compilation:
     """That of the norm which ``lngen.compile`` makes, with its errors; a forward may lack a backward."""
     try:
         norm = Norm(spec.with_direction("fwd"), spec.with_direction("bwd"), {}, kernels=False)
+    except LowerError:  # which is the refusal of the compilation
+        return Compilation(spec)
     except LngenError:
         if spec.direction == "bwd":
             raise

@@ -18,7 +18,6 @@ from lngen.compiler.ir import (
     F16,
     F32,
     F64,
-    OF_SEGMENTS,
     OPS,
     RULES,
     Attr,
@@ -111,9 +110,9 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("where_gt", (f32(M, D), f32(M), f32(M), f32()), {}, f32(M, D)),
     *((op, (f32(M), f32(D)), {}, f32(M, D)) for op in ("maximum", "minimum", "copysign")),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
-    ("segment_sum", (Type(F64, COL),), {"chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
-    ("segment_dot", (f32(M, S), f32(D)), {"chunk": 4, "segment": 64}, f32(M, S)),
-    ("segment_size", (), {"dtype": F64, "segment": 64}, Type(F64, (S,))),
+    ("reduce_sum", (Type(F64, COL),), {"axis": D, "to": S, "chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
+    ("reduce_dot", (f32(M, S), f32(D)), {"axis": D, "to": S, "chunk": 4, "segment": 64}, f32(M, S)),
+    ("size", (), {"axis": D, "per": S, "dtype": F64, "segment": 64}, Type(F64, (S,))),
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
 ]
@@ -126,7 +125,8 @@ TWO = ("add", "sub", "mul", "div", "weighted", "maximum", "minimum")
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,) * OPS[op].arity, {}, NARROW) for op in ("select_eq", "select_gt", "where_gt", *TWO)),
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
-    *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean", "segment_sum")),
+    *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
+    ("rotate", (B16,), {"inverse": 0}, NARROW),
     *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", *BITS, *FUNCTIONS)),
     *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in TWO),
 ]
@@ -192,6 +192,8 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 1.0, 1.0, 0.0]] * 2], {"axis": D, "chunk": 4, "segment": 4}, [2.0**24] * 2),
     ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
+    ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 0}, [[-3.0, -4.0, 1.0, 2.0]] * 2),
+    ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 1}, [[3.0, 4.0, -1.0, -2.0]] * 2),
     ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
     # 4097^2 = 2^24 + 2^13 + 1: rounded alone it would lack the 1.
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 4}, [1.0] * 2),
@@ -221,11 +223,7 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 def test_every_op_is_in_the_tables() -> None:
     messages = (ROOT / "tests" / "messages" / "graphs.txt").read_text(encoding="utf-8")
     assert {row[0] for row in REJECTS} | {*re.findall(r'^typed\("(\w+)"', messages, re.MULTILINE)} == set(OPS)
-    elsewhere = {
-        *OF_SEGMENTS,
-        *FUNCTIONS,
-    }  # values along S are no results: see below; tests/compiler/ir/test_functions.py
-    assert {row[0] for row in MEANINGS} == set(OPS) - elsewhere
+    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS}  # tests/compiler/ir/test_functions.py has those
 
 
 def test_what_values_along_s_mean() -> None:
@@ -252,7 +250,7 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
         by_step[op.lowered_by].add(op.name)
         assert bool(op.numpy) is not bool(op.expand), op.name
     assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", "weighted", *FUNCTIONS}
-    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", *OF_SEGMENTS}
+    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate"}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -283,11 +281,22 @@ def test_every_pass_prints_what_parses_back(name: str, dtypes: str, direction: s
             assert parse(print_graph(graph)) == graph, stage
 
 
+SAMPLE, HEAD, BLOCK, LARGE = DERIVED = (
+    Axis("N", M, "/", "n"),
+    Axis("H", M, "%", 8),
+    Axis("B", D, "/", 16),
+    Axis("L", D, "/", 64),
+)
+AXES = st.sampled_from([M, D, S, *DERIVED])
+LEFT = st.sampled_from([{}, {}, *({"sum": {"to": a}, "size": {"per": a}} for a in (S, *DERIVED))])
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> Graph:
     """Any graph: parameters of any type, equations of any op, attributes of any value."""
     b = Builder(draw(st.from_regex(r"[a-z][a-z0-9]{0,4}(_[a-z0-9]{1,4})?", fullmatch=True)))
-    axes = st.sampled_from([MD, ROW, COL, SCALAR])
+    b.axes |= {a.name: a for a in DERIVED}
+    axes = st.sampled_from([MD, ROW, COL, SCALAR, (SAMPLE, D), (M, BLOCK), (BLOCK,), (HEAD, BLOCK)])
     values = [b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes)) for n in range(draw(st.integers(0, 4)))]
     numbers = st.floats(allow_nan=False)
     for _ in range(draw(st.integers(0, 12))):
@@ -296,14 +305,12 @@ def graphs(draw: st.DrawFn) -> Graph:
             continue
         attrs: dict[str, Attr] = {
             "const": {"value": draw(numbers), "dtype": draw(st.sampled_from([F32, F64]))},
-            "size": {"axis": draw(st.sampled_from(Axis)), "dtype": F32},
-            "segment_size": {"dtype": F32, "segment": 4},
-            "segment_sum": {"segment": 4},
-            "segment_dot": {"segment": 4},
+            "size": {"axis": draw(AXES), "dtype": F32, **draw(LEFT).get("size", {})},
+            "rotate": {"inverse": draw(st.integers(0, 1))},
             "cast": {"to": draw(st.sampled_from(list(DType)))},
-            "expand": {"axis": draw(st.sampled_from(Axis))},
-            "reduce_sum": {"axis": draw(st.sampled_from(Axis)), "chunk": draw(st.integers(-9, 99))},
-            "reduce_mean": {"axis": draw(st.sampled_from(Axis))},
+            "expand": {"axis": draw(AXES)},
+            "reduce_sum": {"axis": draw(AXES), **draw(LEFT).get("sum", {}), "chunk": draw(st.integers(-9, 99))},
+            "reduce_mean": {"axis": draw(AXES), **draw(LEFT).get("sum", {})},
             "clamp": {"low": draw(numbers), "high": draw(numbers)},
         }.get(op.name, {})
         args = tuple(draw(st.sampled_from(values)) for _ in range(op.arity))

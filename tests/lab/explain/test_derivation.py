@@ -137,7 +137,7 @@ def test_a_wrong_identity_is_not_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log says what acted, not what would have been right: here every sum of one factor is dropped."""
     text = "layernorm.bwd:d=8,dtype=f32"
     numbers(text)
-    monkeypatch.setattr(_Simplifier, "_centred", lambda self, product, axis: True)
+    monkeypatch.setattr(_Simplifier, "_centred", lambda self, product, axis, to: True)
     with pytest.raises(ValidationError, match="behind the pass 'simplify' the gradient is not that of the forward"):
         derivation(parse_spec(text))
     monkeypatch.setattr("lngen.compiler.passes.validate", lambda *args: None)

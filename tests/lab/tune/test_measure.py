@@ -12,7 +12,7 @@ import pytest
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import Axis
+from lngen.compiler.ir import D, M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec, parse_spec
@@ -45,7 +45,7 @@ def true_results(spec: Spec, bits: Bits, rows: int) -> dict[str, Array]:
     inputs: dict[str, Array] = {}
     for p in graph.tensors:
         values = bits.inputs[p.name].view(NUMPY_DTYPE[p.type.dtype])
-        inputs[p.name] = values[:rows] if Axis.M in p.type.axes else values
+        inputs[p.name] = values[:rows] if M in p.type.axes else values
     return {n: raw(a).copy() for n, a in interpret(graph, inputs | bits.values).items()}
 
 
@@ -165,7 +165,7 @@ class Kernel:
 
     def run(self, rows: int, pointers: Mapping[str, int], given: Mapping[str, int]) -> None:
         numbers = {n: np.array(bits, np.uint32).view(np.float32) for n, bits in given.items()}
-        sizes = {Axis.M: rows, Axis.D: self.plan.spec.d}
+        sizes = {M: rows, D: self.plan.spec.d}
         arrays = {}
         for v in (*self.plan.inputs, *self.plan.outputs):
             shape = [sizes[a] for a in v.type.axes]

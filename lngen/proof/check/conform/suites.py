@@ -11,6 +11,7 @@ import numpy as np
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
+from lngen.compiler.passes.instance import lengths
 from lngen.compiler.spec import Spec
 from lngen.errors import SpecError
 from lngen.proof.check.conform.implementations import FailedError, Found, Ran, Target, clone
@@ -264,12 +265,12 @@ class GraphSuite(Calls):
         """[M, D] inputs around ``mean``, others and cotangents as in ``lngen check``: nothing at zero or one."""
         d = self.d if d is None else d
         m = self.rows(37, d) if m is None else m
-        rng = np.random.default_rng([m, d])
+        rng, sizes = np.random.default_rng([m, d]), lengths(self.forward, m, d)
         found = {}
         for name, v in self._given.items():
             around = (mean, std) if v.type.axes == WIDE else (0.5, 1.0)
-            found[name] = draw(rng, v, m, d, *around, positive=name in self.positive)
-        return found | {n: draw(rng, v, m, d, 0.3) for n, v in self._cotangents.items()}
+            found[name] = draw(rng, v, sizes, *around, positive=name in self.positive)
+        return found | {n: draw(rng, v, sizes, 0.3) for n, v in self._cotangents.items()}
 
     def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
         """Outputs by the graph as described; gradients by the derived graph, whose formulas ``differences`` checks.

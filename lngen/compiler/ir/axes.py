@@ -1,0 +1,158 @@
+"""Axes: M rows, D features, and those that a graph derives from them.
+
+``{N = M / n}``: rows belong to samples, n neighbouring ones to each. ``{H = M % h}``: row m to head m % h.
+``{B = D / 128}`` are blocks of 128 features. Axes combine per base, to the finer one: an element of [M, D]
+uses the number of its sample, its head, its block, and nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Axis:
+    """A named axis. There is one object for each, so axes are compared by ``is``.
+
+    base     the axis that it is derived from, M or D; None for these two
+    by       "/": an element has neighbouring elements of the base; "%": it has every ``number``-th one
+    number   of "/" the elements of the base that an element has, of "%" its length; or a name: the length of an array
+             then says it. 0 for the segments of an order of sums, whose length the sums say; the last may be shorter
+    """
+
+    _known: ClassVar[dict[tuple[object, ...], Axis]] = {}
+
+    name: str
+    base: Axis | None
+    by: str
+    number: int | str
+
+    def __new__(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0) -> Axis:
+        key = name, base, by, number
+        if key not in cls._known:
+            if base is None and len(cls._known) >= len(BASES):
+                raise ValueError(f"'{name}' is no axis; the axes are {', '.join(BASES)} and those derived from them")
+            found = super().__new__(cls)
+            found.name, found.base, found.by, found.number = key
+            cls._known[key] = found
+        return cls._known[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Axis, (self.name, self.base, self.by, self.number)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name if self.base is None else f"Axis({self.declaration})"
+
+    @property
+    def root(self) -> Axis:
+        """M or D."""
+        return self.base or self
+
+    @property
+    def declaration(self) -> str:
+        """Its text in the head of a graph: ``B = D / 128``."""
+        return f"{self.name} = {self.base} {self.by} {self.number}"
+
+    @property
+    def of_order(self) -> bool:
+        """True for the segments of a row that an order of sums makes."""
+        return self.base is not None and self.number == 0
+
+    @property
+    def key(self) -> tuple[bool, bool, str]:
+        """What axes are sorted by: M before D, a base before what is derived from it."""
+        return self.root is D, self.base is not None, self.name
+
+    def is_finer(self, other: Axis) -> bool:
+        """True if each element belongs to one element of ``other``, or is one."""
+        if other is self or other is self.base:
+            return other is self
+        if other.base is self:
+            return True
+        a, b = (self.number, other.number) if self.by == "/" else (other.number, self.number)
+        alike = (self.base, self.by) == (other.base, other.by) and isinstance(a, int) and isinstance(b, int)
+        return alike and bool(a) and int(b) % int(a) == 0 and bool(b)
+
+    def __truediv__(self, number: int | str) -> Derivation:
+        """``M / 8``: elements of 8 neighbouring rows; ``M / "n"``: of as many as the length of an array says."""
+        return Derivation(self, "/", number)
+
+    def __mod__(self, number: int | str) -> Derivation:
+        """``M % 8``: every 8th row is one element."""
+        return Derivation(self, "%", number)
+
+
+class Derivation(NamedTuple):
+    """What an axis is derived by, ``M / 8``; a graph gives it a name."""
+
+    base: Axis
+    by: str
+    number: int | str
+
+    def __str__(self) -> str:
+        return f"{self.base} {self.by} {self.number}"
+
+
+BASES = ("M", "D")
+M, D = map(Axis, BASES)
+S = Axis("S", D, "/")
+WIDE = M, D
+
+
+@cache
+def axes_union(*groups: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes along which values over ``groups`` of axes vary together: per base the finer one, M before D."""
+    found: dict[Axis, Axis] = {}
+    for axis in (a for group in groups for a in group):
+        known = found.get(axis.root, axis)
+        found[axis.root] = known if known.is_finer(axis) else axis if axis.is_finer(known) else axis.root
+    return tuple(found[root] for root in WIDE if root in found)
+
+
+def along(axes: Iterable[Axis], root: Axis) -> Axis | None:
+    """The axis derived from ``root``, or itself, among ``axes``."""
+    return next((a for a in axes if a.root is root), None)
+
+
+class Lengths(dict[Axis, int]):
+    """The length of every axis, and the elements of a ``segment`` of a row."""
+
+    def __init__(self, lengths: Mapping[Axis, int], segment: int = 0) -> None:
+        super().__init__(lengths)
+        self.segment = segment
+
+    def __missing__(self, axis: Axis) -> int:
+        """That of a derived axis that no array has; ValueError if it does not divide its base."""
+        if axis.base is None:
+            raise KeyError(axis)
+        whole, number = self[axis.base], axis.number
+        if axis.of_order:
+            return -(-whole // self.segment)
+        if not isinstance(number, int):
+            raise ValueError(f"no input says how long {axis.declaration} is")
+        if whole % number:
+            raise ValueError(f"{axis.declaration}: {whole} elements along {axis.base} are not divided by {number}")
+        return whole // number if axis.by == "/" else number
+
+    def per(self, axis: Axis, of: Axis) -> int:
+        """Elements of ``axis`` that an element of ``of`` has; of the last segment of a row perhaps fewer."""
+        return self.segment if of.of_order and axis is D else self[axis] // max(self[of], 1)
+
+    def positions(self, axis: Axis, of: Axis) -> NDArray[np.intp]:
+        """For each element of ``axis`` that of ``of`` to which it belongs."""
+        count = np.arange(self[axis])
+        return count % self[of] if of.by == "%" else count // max(self.per(axis, of), 1)
+
+    def groups(self, axis: Axis, to: Axis) -> NDArray[np.intp]:
+        """The elements of ``axis`` that each element of ``to`` has: [to, elements]."""
+        return np.argsort(self.positions(axis, to), kind="stable").reshape(self[to], self.per(axis, to))
