@@ -34,7 +34,8 @@ gc.set_threshold(100_000, 50, 100)
 
 # Until a test runs: see ``pytest_collection_finish``.
 NO_CACHE = Path(tempfile.gettempdir(), f"lngen-collected-{os.getpid()}")
-os.environ["LNGEN_CACHE_DIR"] = str(NO_CACHE)
+COLLECTING = pytest.MonkeyPatch()
+COLLECTING.setenv("LNGEN_CACHE_DIR", str(NO_CACHE))
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every process they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -106,6 +107,7 @@ def pytest_collection_finish() -> None:
 
     It compiles nothing: each worker would, and each run of one test.
     """
+    COLLECTING.undo()
     for made in NO_CACHE.rglob("*"):
         raise pytest.UsageError(f"nothing is compiled before a test runs; a file does when it is imported: {made}")
     gc.collect()
