@@ -10,8 +10,10 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +28,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a worker per core: threads of NumPy a
 
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci")
+
+# Collections of garbage are rare: a test, and the import of one, makes many objects, few of them in cycles.
+gc.set_threshold(100_000, 50, 100)
+
+# Until a test runs: see ``pytest_collection_finish``.
+NO_CACHE = Path(tempfile.gettempdir(), f"lngen-collected-{os.getpid()}")
+COLLECTING = pytest.MonkeyPatch()
+COLLECTING.setenv("LNGEN_CACHE_DIR", str(NO_CACHE))
 
 # A shell that runs the tests in the background ignores SIGINT, and so would every process they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -95,11 +105,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What collecting made stays until the end: no collection of garbage has to walk over it again.
 
-    Later collections are rare: a test makes many objects, few of them in cycles.
+    It compiles nothing: each worker would, and each run of one test.
     """
+    COLLECTING.undo()
+    for made in NO_CACHE.rglob("*"):
+        raise pytest.UsageError(f"nothing is compiled before a test runs; a file does when it is imported: {made}")
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_sessionfinish() -> None:

@@ -15,6 +15,8 @@ import pytest
 import lngen
 from lngen import examples
 from lngen.compiler.devices import DEFAULT_ARCH
+from lngen.examples import train_equals_serve as program
+from lngen.lab.bench import agreement
 from lngen.lab.tune.candidates import ranking
 from lngen.proof.ptx import run_plan
 from lngen.proof.ptx.outcome import Outcome
@@ -112,10 +114,11 @@ def train_equals_serve(
 ) -> tuple[int | str | None, list[dict[str, Any]]]:
     """The exit code of the program, small and without a GPU, and the comparisons of lngen that it saved."""
     pytest.importorskip("cupy")
-    for module in ("runtime.launcher", "bench.agreement"):
-        monkeypatch.setattr(f"lngen.{module}.device_count", lambda: 0)
+    for module in (program, agreement):
+        monkeypatch.setattr(module, "device_count", lambda: 0)
+    monkeypatch.setattr(sys, "argv", ["train_equals_serve", "--d", "64", "--json", str(file), *more])
     with pytest.raises(SystemExit) as ended:
-        run("train_equals_serve", "--d", "64", "--json", str(file), *more, monkeypatch=monkeypatch)
+        program.main()
     lines = json.loads(file.read_text())["lines"] if file.exists() else []
     return ended.value.code, [line for line in lines if line["name"] == "lngen"]
 
@@ -151,12 +154,13 @@ def test_train_equals_serve_sees_one_bit_and_ends_at_a_finding(
             outcome.results[name].view("u2").flat[-1] ^= 1
         return outcome
 
-    monkeypatch.setattr("lngen.proof.ptx.run_plan", wrong)
+    monkeypatch.setattr(program, "GRAPHS", ("layernorm",))
+    monkeypatch.setattr(program, "run_plan", wrong)
     code, lines = train_equals_serve(tmp_path / "x.json", monkeypatch, "--rows", "3", "--batches", "3")
     assert code == 1
     assert {line["what"].split(", ")[0] for line in lines if line["differ"]} == {"y", "dgamma"}
     assert capsys.readouterr().out.splitlines()[-1].endswith(" elements differ")
-    monkeypatch.setattr("lngen.proof.ptx.run_plan", lambda *a, **k: replace(run_plan(*a, **k), findings=("a race",)))
+    monkeypatch.setattr(program, "run_plan", lambda *a, **k: replace(run_plan(*a, **k), findings=("a race",)))
     assert train_equals_serve(tmp_path / "none.json", monkeypatch, "--rows", "3", "--batches", "3") == ("a race", [])
 
 

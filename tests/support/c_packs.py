@@ -34,7 +34,7 @@ def pack(folder: Path, kinds: str = "ptx,cubin,c") -> Path:
     """The pack; kernels of sm_90 are there as PTX for newer GPUs, too."""
     for spec, (schedule, archs) in SPECIAL.items():
         build([spec], folder, arch=archs, schedule=schedule, emit="ptx,cubin")
-    build(OTHERS, folder, arch="sm_80,sm_90+ptx", rows="1", emit="ptx,cubin")
+    build(OTHERS, folder, arch="sm_90+ptx", rows="1", emit="ptx,cubin")
     build(PLAIN, folder, arch="sm_80,sm_90+ptx", rows="1,many", emit=kinds)
     return folder
 

@@ -145,7 +145,8 @@ def weights_alone(b: GraphBuilder) -> None:
     b.output("y", b.neg("minus", b.input("gamma", D)))
 
 
-def plans_of_every_template() -> list[Plan]:
+@cache
+def plans_of_every_template() -> tuple[Plan, ...]:
     """Plans that take every template between them."""
     claimed = tma(256, 1, 8, 2, "cached regs dynamic", blocks_per_sm=2, grid=264)
     more = [
@@ -163,4 +164,4 @@ def plans_of_every_template() -> list[Plan]:
     ]
     specs = [parse_spec(f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}") for t in ("f16", "bf16")]
     specs += [make_spec(Definition(g.__name__, g), "fwd", {"d": 64}) for g in (by_largest, weights_alone, maxima)]
-    return [*(plan_of(*args) for args in (*PLANS.values(), *more)), *map(best, specs)]
+    return (*(plan_of(*args) for args in (*PLANS.values(), *more)), *map(best, specs))

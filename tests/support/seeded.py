@@ -37,6 +37,6 @@ def texts() -> Iterator[str]:
     yield str(of(negated, gamma=True))
 
 
-def main() -> None:
-    """Prints a hash of each text."""
-    print(*(hashlib.sha256(text.encode()).hexdigest() for text in texts()))
+def hashes() -> list[str]:
+    """A hash of each text."""
+    return [hashlib.sha256(text.encode()).hexdigest() for text in texts()]

@@ -203,8 +203,13 @@ def test_a_column_of_which_nothing_is_recorded_is_left_out() -> None:
 # ---- fusion: phases, places and reasons ----
 
 
-@pytest.mark.parametrize("plan", plans_of_every_template(), ids=lambda p: p.name)
-def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
+def test_steps_and_places_are_those_of_the_kernels() -> None:
+    for plan in plans_of_every_template():
+        check_steps(plan)
+        check_places(plan)
+
+
+def check_steps(plan: Plan) -> None:
     """Each value comes after what it needs, in its kernel or an earlier one; a phase ends for sums of later values."""
     graph, made, levels = plan.graph, plan.graph.values(), depths(plan.graph)
     args = {e.out.name: {a.name for a in e.args} for e in graph.eqns}
@@ -213,22 +218,29 @@ def test_steps_and_places_are_those_of_the_kernels(plan: Plan) -> None:
     for n, step in enumerate(every):
         known = {*known, *step["defines"]} if step["kernel"] == kernel else {*handed, *step["defines"]}
         kernel = step["kernel"]
-        assert all(args[name] <= known for name in step["defines"] if name not in step["columns"]), step
+        assert all(args[name] <= known for name in step["defines"] if name not in step["columns"]), (plan.name, step)
         handed |= {*step["stores"], *step["columns"]}
         again = any(s["inside"] and s["kernel"] == kernel for s in every[n + 1 :])
-        assert any(step["needs"].values()) or not (again and step["inside"]), "another phase, and no reason for it"
+        assert any(step["needs"].values()) or not (again and step["inside"]), (plan.name, "no reason for a phase")
         for name, users in step["needs"].items():
-            assert all(made[name] in upstream(graph.eqns, [made[u]]) for u in users), name
-            assert all(levels[made[u]] > step["phase"] for u in users), "no earlier phase can compute it"
-    text = subject_of(plan.spec, plan.schedule).kernels.text
-    assert {*args} == {name for step in every for name in step["defines"]}
+            assert all(made[name] in upstream(graph.eqns, [made[u]]) for u in users), (plan.name, name)
+            assert all(levels[made[u]] > step["phase"] for u in users), (plan.name, "no earlier phase can compute it")
+    assert {*args} == {name for step in every for name in step["defines"]}, plan.name
+
+
+def check_places(plan: Plan) -> None:
+    """What is in registers or in shared memory has an array there."""
+    every, text = steps(plan), subject_of(plan.spec, plan.schedule).kernels.text
     for rows in (k for k in plan.kernels if k.row):
         found = lives(rows, plan)
-        assert all(begin < end for stays in found.values() for _, begin, end in stays)
-        assert any(level == CLUSTER for stays in found.values() for level, *_ in stays) is (rows.cluster > 1)
+        assert all(begin < end for stays in found.values() for _, begin, end in stays), plan.name
+        assert any(level == CLUSTER for stays in found.values() for level, *_ in stays) is (rows.cluster > 1), plan.name
         for name in {t.name for t in rows.inputs.element} & {name for step in every for name in step["loads"]}:
             held, staged = f" {name}_row_[Row::VECTORS];" in text, f" {name}_shared_ = " in text
-            assert {level for level, *_ in found[name]} == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, name
+            assert {level for level, *_ in found[name]} == {GLOBAL, *[SHARED] * staged, *[REGISTERS] * held}, (
+                plan.name,
+                name,
+            )
 
 
 FUSED = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d=7,dtype=f16"))]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -23,6 +24,11 @@ pytest.importorskip("cupy")
 
 BACK, FORTH = "layernorm.bwd:d=4096,dtype=bf16", "layernorm.fwd:d=4096,dtype=bf16"
 COPIED = "layernorm.bwd:d=1000,dtype=f32"
+SPILLING = "rmsnorm.fwd:d=64,dtype=f16,weight=f32"  # for an older arch
+EVERY_FORM = (
+    BACK, FORTH, COPIED, SPILLING, "rmsnorm.fwd:d=1001,dtype=bf16,beta=yes", "layernorm.fwd:d=32768,dtype=f32",
+    "rmsnorm.bwd:d=65536,dtype=f32",
+)  # fmt: skip
 ONE_BY_ONE = "form=registers,threads=128,rows_per_block=1,vec=1,blocks_per_sm=6"
 
 
@@ -118,11 +124,17 @@ def test_kinds_and_loops_on_every_arch() -> None:
 # ---- the lint ----
 
 
-@pytest.mark.parametrize("arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.full)])
-def test_the_golden_set_has_wide_loads_no_spills_and_no_more_instructions(arch: str) -> None:
+@pytest.mark.parametrize(("arch", "specs"), [
+    pytest.param("sm_90", EVERY_FORM, id="sm_90, every form"),
+    *(pytest.param(arch, [*catalog.CATALOG], id=arch, marks=pytest.mark.full) for arch in ("sm_90", "sm_80")),
+])  # fmt: skip
+def test_the_golden_set_has_wide_loads_no_spills_and_no_more_instructions(
+    arch: str, specs: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sass_lint, "kernel_sets", lambda: [golden(spec).kernels for spec in specs])
     faults, numbers = sass_lint.golden([arch])
     assert faults == []
-    assert len(numbers) >= 10
+    assert len(numbers) >= 0.6 * len(specs)
     most = sass_lint.recorded(data_dir("generated") / "sass-budget.json").get(sass_lint.build())
     if most is None:
         pytest.skip(f"NVRTC {sass_lint.build()} is not recorded")
@@ -133,11 +145,17 @@ def test_narrow_loads_and_local_memory_are_faults() -> None:
     narrow = golden(FORTH, ONE_BY_ONE).kernels
     (fault,) = sass_lint.lint(narrow.plan, machine_code(narrow, "sm_90"))
     assert fault.endswith(f"rows of {FORTH} allow at least 12 of 'LDG 16', got 0.")
-    spilling = golden("rmsnorm.fwd:d=64,dtype=f16,weight=f32").kernels
+    spilling = golden(SPILLING).kernels
     (code,) = machine_code(spilling, "sm_80")
     (fault,) = sass_lint.lint(spilling.plan, [code])
     assert "instructions access local memory" in fault
     assert "It spills: " in code.text()
+
+
+def test_a_sample_has_every_form() -> None:
+    assert {golden(spec).plan.schedule.form for spec in EVERY_FORM} == {
+        golden(s).plan.schedule.form for s in catalog.CATALOG
+    }
 
 
 def test_another_build_of_the_compiler_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def pids(log: Path) -> set[int]:
 
 def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "t.jsonl"
-    process = start(cwd=tmp_path, log=str(log), crash=[0, 1], hang=[3])
+    process = start(cwd=tmp_path, log=str(log), wrong=[0, 1], hang=[3])
     wait_for(lambda: log.exists() and "check 3" in log.read_text())
     process.kill()
     process.communicate()
@@ -134,7 +134,7 @@ def test_after_a_kill_only_the_rest_is_measured(tmp_path: Path) -> None:
     checked = [line.split()[1] for line in log.read_text().splitlines() if line.startswith("check")]
     assert checked == ["2", "3", "4", "5"]
     (tuned,) = json.loads(stdout)["tuned"]
-    assert tuned["statuses"] == {"runtime": 2, "correct": 4}
+    assert tuned["statuses"] == {"correctness": 2, "correct": 4}
     assert tuned["chosen"]["schedule"] == SCHEDULES[2]
 
 
