@@ -12,11 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, WIDE, M, Value
+from lngen.compiler.ir import BF16, WIDE, DType, M, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
@@ -122,7 +121,7 @@ def _inputs(spec: Spec, rows: int, *, special: bool) -> dict[str, Array]:
     for p in spec.forward().params:
         found[p.name] = _drawn(p, rows, spec.d, positive=p.name in positive)
         if special and p.type.axes == WIDE and p.name not in positive:
-            _make_special(found[p.name])
+            _make_special(found[p.name], p.type.dtype)
     if spec.direction == "bwd":
         found |= interpret(spec.with_direction("fwd").graph(), found)
     return {p.name: found[p.name] if p.name in found else _drawn(p, rows, spec.d) for p in spec.graph().params}
@@ -143,9 +142,7 @@ def _drawn(value: Value, rows: int, d: int, *, positive: bool = False) -> Array:
     return round_to((np.abs(numbers) + 0.25 if positive else numbers).reshape(shape), value.type.dtype)
 
 
-def _make_special(x: Array) -> None:
+def _make_special(x: Array, dtype: DType) -> None:
     """Overwrite the first rows of [M, D] as ``special_rule`` says."""
-    finfo: Any = ml_dtypes.finfo  # which has no types, and knows bfloat16
-    facts = finfo(x.dtype)
-    for row, number in enumerate((np.nan, np.inf, 0, facts.max, facts.smallest_subnormal)[: len(x)]):
+    for row, number in enumerate((np.nan, np.inf, 0, dtype.largest, dtype.least)[: len(x)]):
         x[row, : 1 if row < 2 else None] = number

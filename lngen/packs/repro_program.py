@@ -1,7 +1,7 @@
 """What a file of ``lngen repro`` runs: it launches the kernels of a case and compares the bits of every result.
 
-It needs Python 3.9, NumPy and the CUDA driver. Such a file has it in place of its text, and then the case and the
-machine code. lngen draws the inputs of a case with it as well.
+It needs Python 3.9, NumPy and the CUDA driver. Such a file has it in place of its text, with the dtypes written out,
+and then the case and the machine code. lngen draws the inputs of a case with it as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-DTYPES = {"f16": ("u2", 11), "bf16": ("u2", 8), "f32": ("u4", 24), "f64": ("u8", 53)}  # bits, digits of a significand
+from lngen.dtypes import READ
+
+DTYPES = {t.value: (f"u{t.size}", t.digits) for t in READ}  # bits, digits of a significand
 PARTS = 16  # of a result, with a checksum each, which tell where it differs
 RUNS, WARM_UP = 100, 10
 

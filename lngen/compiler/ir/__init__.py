@@ -26,7 +26,6 @@ from lngen.compiler.ir.types import (
     Axis,
     ByValue,
     D,
-    DType,
     Eqn,
     Graph,
     M,
@@ -49,6 +48,7 @@ from lngen.compiler.ir.types import (
     recording,
     segment_of,
 )
+from lngen.dtypes import DType
 
 __all__ = [
     "BF16",

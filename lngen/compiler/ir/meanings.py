@@ -9,7 +9,8 @@ import numpy as np
 
 from lngen.compiler.ir import numerics
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.ir.types import F32, WIDE, Axis, DType, Eqn
+from lngen.compiler.ir.types import F32, WIDE, Axis, Eqn
+from lngen.dtypes import DType
 
 NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Mapping[Axis, int]], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
@@ -32,7 +33,7 @@ def cuda_text(template: str) -> CudaMeaning:
 
 def ctype(dtype: DType) -> str:
     """The C type of an element."""
-    return {DType.F32: "float", DType.F64: "double"}.get(dtype, dtype.value)
+    return dtype.ctype
 
 
 def literal(value: float, dtype: DType) -> str:

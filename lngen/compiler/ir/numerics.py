@@ -10,20 +10,15 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, F16, F32, F64, RULES, DType, Graph
+from lngen.compiler.ir.types import BF16, RULES, Graph
+from lngen.dtypes import DType
 
 Array = NDArray[Any]
 
-NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
-    F16: np.dtype(np.float16),
-    BF16: np.dtype(ml_dtypes.bfloat16),
-    F32: np.dtype(np.float32),
-    F64: np.dtype(np.float64),
-}
+NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {dtype: dtype.numpy() for dtype in DType}
 FROM_NUMPY = {own: dtype for dtype, own in NUMPY_DTYPE.items()}
 
 ABSENT = -0.0

@@ -29,7 +29,8 @@ import numpy as np
 
 from lngen.compiler.ir import meanings, numerics, real, type_rules
 from lngen.compiler.ir.meanings import CudaMeaning, NumpyMeaning, each
-from lngen.compiler.ir.types import Attr, Attrs, Axis, DType, Eqn, Type, Value, compute_dtype
+from lngen.compiler.ir.types import Attr, Attrs, Axis, Eqn, Type, Value, compute_dtype
+from lngen.dtypes import DType
 
 Cotangents = tuple[Value | None, ...]
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]

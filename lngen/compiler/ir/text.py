@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from lngen.compiler.ir.builder import verify
-from lngen.compiler.ir.types import Attr, Attrs, Axis, ByValue, DType, Eqn, Graph, Type, Value, axes_union
+from lngen.compiler.ir.types import Attr, Attrs, Axis, ByValue, Eqn, Graph, Type, Value, axes_union
+from lngen.dtypes import DType
 from lngen.errors import ParseError, short
 
 # Every repetition is possessive (++, *+), without backtracking, so that a match takes time linear in the text.

@@ -5,13 +5,14 @@ Each raises a ValueError that says what was expected.
 
 from __future__ import annotations
 
-from lngen.compiler.ir.types import F32, F64, WIDE, Attrs, Axis, D, DType, M, S, Type, axes_union
+from lngen.compiler.ir.types import F32, WIDE, Attrs, Axis, D, M, S, Type, axes_union
+from lngen.dtypes import DType
 from lngen.errors import short
 
 
 def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = args[0].dtype
-    if dtype not in (F32, F64):
+    if not dtype.arithmetic:
         raise ValueError(f"arithmetic is done in f32 or f64, got {dtype}; cast it first")
     if any(a.dtype is not dtype for a in args):
         raise ValueError(f"operands of one dtype expected, got {', '.join(str(a.dtype) for a in args)}")
@@ -121,9 +122,8 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dict(attrs).get("dtype")
-    if not isinstance(dtype, DType) or dtype not in (F32, F64):
+    if not isinstance(dtype, DType) or not dtype.arithmetic:
         raise ValueError(f"a constant is f32 or f64, got {_kind(dtype)}")
-    assert isinstance(dtype, DType)
     return Type(dtype)
 
 
