@@ -36,36 +36,25 @@ class DType(str, Enum):  # noqa: UP042 - StrEnum is new in Python 3.11
     largest: float
     arithmetic: bool
 
-    F16 = "f16", 16, "float16", "f16", "f16", 11, 2.0**-24, 65504.0
-    BF16 = "bf16", 16, "bfloat16", "bf16", "bf16", 8, 2.0**-133, (2 - 2.0**-7) * 2.0**127
+    F16 = "f16", 16, "float16", "f16", "f16", 11, 2.0**-24, 65504.0, False
+    BF16 = "bf16", 16, "bfloat16", "bf16", "bf16", 8, 2.0**-133, (2 - 2.0**-7) * 2.0**127, False
     F32 = "f32", 32, "float32", "float", "f32", 24, 2.0**-149, (2 - 2.0**-23) * 2.0**127, True
     F64 = "f64", 64, "float64", "double", "f64", 53, 2.0**-1074, (2 - 2.0**-52) * 2.0**1023, True
-    INT8 = "int8", 8, "int8", "", "s8", 0, 1.0, 2.0**7 - 1
-    I32 = "i32", 32, "int32", "", "s32", 0, 1.0, 2.0**31 - 1
-    I64 = "i64", 64, "int64", "", "s64", 0, 1.0, 2.0**63 - 1
-    BOOL = "bool", 8, "bool", "", "u8", 0, 1.0, 1.0
-    U32 = "u32", 32, "uint32", "", "u32", 0, 1.0, 2.0**32 - 1
-    E4M3 = "e4m3", 8, "float8_e4m3fn", "", "e4m3", 4, 2.0**-9, 448.0
-    E5M2 = "e5m2", 8, "float8_e5m2", "", "e5m2", 3, 2.0**-16, 57344.0
-    E2M1 = "e2m1", 4, "float4_e2m1fn", "", "e2m1", 2, 0.5, 6.0
-    E8M0 = "e8m0", 8, "float8_e8m0fnu", "", "ue8m0", 1, 2.0**-127, 2.0**127
+    INT8 = "int8", 8, "int8", "signed char", "s8", 0, 1.0, 2.0**7 - 1, False
+    I32 = "i32", 32, "int32", "int", "s32", 0, 1.0, 2.0**31 - 1, False
+    I64 = "i64", 64, "int64", "long long", "s64", 0, 1.0, 2.0**63 - 1, False
+    BOOL = "bool", 8, "bool", "unsigned char", "u8", 0, 1.0, 1.0, False
+    U32 = "u32", 32, "uint32", "", "u32", 0, 1.0, 2.0**32 - 1, False
+    E4M3 = "e4m3", 8, "float8_e4m3fn", "", "e4m3", 4, 2.0**-9, 448.0, False
+    E5M2 = "e5m2", 8, "float8_e5m2", "", "e5m2", 3, 2.0**-16, 57344.0, False
+    E2M1 = "e2m1", 4, "float4_e2m1fn", "", "e2m1", 2, 0.5, 6.0, False
+    E8M0 = "e8m0", 8, "float8_e8m0fnu", "", "ue8m0", 1, 2.0**-127, 2.0**127, False
 
-    def __new__(
-        cls,
-        name: str,
-        bits: int = 0,
-        library: str = "",
-        ctype: str = "",
-        ptx: str = "",
-        digits: int = 0,
-        least: float = 0,
-        largest: float = 0,
-        arithmetic: bool = False,
-    ) -> DType:
+    def __new__(cls, name: str, *columns: Any) -> DType:
         """A row."""
         row = str.__new__(cls, name)
-        row._value_, row.bits, row.library, row.ctype, row.ptx = name, bits, library, ctype, ptx
-        row.digits, row.least, row.largest, row.arithmetic = digits, least, largest, arithmetic
+        row._value_ = name
+        row.bits, row.library, row.ctype, row.ptx, row.digits, row.least, row.largest, row.arithmetic = columns
         return row
 
     @classmethod
@@ -115,4 +104,4 @@ class DType(str, Enum):  # noqa: UP042 - StrEnum is new in Python 3.11
 
 
 READ = tuple(t for t in DType if t.ctype)  # by kernels
-FLOATS = tuple(t for t in READ if t.digits)  # the dtypes of specs, results and gradients
+FLOATS = tuple(t for t in READ if t.digits)  # the dtypes of specs, results and gradients: those that kernels write

@@ -123,7 +123,7 @@ def _text_of(value: Chosen) -> str:
 
 
 def _type(value: Value, role: str = "") -> str:
-    return re.sub(r"^\w+", role or _ROLES[value.type.dtype], str(value.type))
+    return re.sub(r"^\w+", role or _ROLES.get(value.type.dtype, value.type.dtype), str(value.type))
 
 
 def _text(graph: dict[str, Any]) -> str:

@@ -54,6 +54,8 @@ def drawn(seed: int, name: str, dtype: str, shape: Sequence[int], low: float, hi
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = (z ^ (z >> np.uint64(31))) >> np.uint64(11)
     numbers = low + (high - low) * (z.astype(np.float64) * 2.0**-53)
+    if not digits:  # whole numbers, or truth values
+        return (numbers > 0.5 if dtype == "bool" else np.rint(numbers).astype(f"i{kind[1]}")).view(kind).reshape(shape)
     numbers = (numbers.view(np.uint64) & np.uint64(2**64 - 2 ** (53 - digits))).view(np.float64)
     if dtype == "bf16":  # the upper half of f32
         return (numbers.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16).reshape(shape)

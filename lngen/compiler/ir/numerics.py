@@ -27,13 +27,20 @@ ABSENT = -0.0
 def round_to(x: Array, to: DType) -> Array:
     """x rounded once, to nearest even, to the dtype ``to``.
 
-    bfloat16 from float64 goes through a float32 rounded to odd, which prevents the second rounding from
-    meeting a false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
+    What has the digits of bfloat16 or fewer goes from float64 through a float32 rounded to odd, so that the second
+    rounding meets no false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
     Computers 57(4), 2008).
     """
-    if to is BF16 and x.dtype == np.float64:
+    if to.digits <= BF16.digits and x.dtype == np.float64:
         x = _to_odd_f32(x)
     return np.asarray(x.astype(NUMPY_DTYPE[to]))
+
+
+def stored(drawn: Array, to: DType) -> Array:
+    """Random numbers as an input of the dtype ``to`` holds them: rounded, or as truth values those above one half."""
+    if to.digits:
+        return round_to(drawn, to)
+    return np.asarray(drawn > 0.5 if to is DType.BOOL else np.rint(drawn).astype(NUMPY_DTYPE[to]))
 
 
 def _to_odd_f32(x: Array) -> Array:

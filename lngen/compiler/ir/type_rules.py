@@ -117,6 +117,8 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     to = dict(attrs).get("to")
     if not isinstance(to, DType):
         raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
+    if not to.digits:
+        raise ValueError(f"a cast is to floating-point numbers, got {to}; whole numbers are inputs only")
     return Type(to, args[0].axes)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 import numpy as np
 
 from lngen.compiler.ir import Eqn, Graph, Value, values_of
-from lngen.compiler.ir.numerics import Array
+from lngen.compiler.ir.numerics import Array, stored
 from lngen.compiler.ir.real import Real
 
 ROOTS = {"sqrt", "rsqrt", "log"}
@@ -39,7 +39,8 @@ def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: i
     """Numbers in float64 for the inputs of a forward graph, by name; ``positive`` are the inputs declared to be so."""
     rng, above = np.random.default_rng([seed, ROWS, FEATURES]), positive_inputs(forward, positive)
     drawn = {p.name: normal(rng, p.type.shape(ROWS, FEATURES), 0.5, positive=p.name in above) for p in forward.tensors}
-    return drawn | values_of(forward, eps)
+    whole = {p.name: stored(drawn[p.name], p.type.dtype) for p in forward.tensors if not p.type.dtype.digits}
+    return drawn | {name: a.astype(np.float64) for name, a in whole.items()} | values_of(forward, eps)
 
 
 def cotangents(results: dict[str, Real], seed: int = 0) -> dict[str, Array]:

@@ -249,12 +249,15 @@ class GraphSuite(Calls):
         self._types |= {name: v.type for name, v in self._cotangents.items()}
         self._types |= {name: self._types[same] for name, same in spec.graph().shared.items()}
         outputs = spec.definition.outputs(spec.options)
-        self.matrices = tuple(n for n in (*self._given, *self._cotangents) if self.type_of(n).axes == WIDE)
+        floats = [n for n in (*self._given, *self._cotangents) if self.type_of(n).dtype.digits]
+        self.matrices = tuple(n for n in floats if self.type_of(n).axes == WIDE)
         self.rowwise = tuple(n for n in (*outputs, *target.gradients) if M in self.type_of(n).axes)
         self.columns = tuple(n for n in target.gradients if M not in self.type_of(n).axes)
         self.joined = not independent_rows(self.forward)
         self.positive = spec.positive_inputs()
-        self.weights = tuple(n for n in self._given if self.type_of(n).axes == (D,) and n not in self.positive)
+        self.weights = tuple(
+            n for n in self._given if n in floats and self.type_of(n).axes == (D,) and n not in self.positive
+        )
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
 
