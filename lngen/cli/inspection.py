@@ -18,6 +18,7 @@ from lngen.compiler.lower import Plan
 from lngen.compiler.problem import check_arch, parse_schedule
 from lngen.compiler.spec import SAVES, parse_spec
 from lngen.compiler.spec.parse import wrong
+from lngen.dtypes import FLOATS
 from lngen.errors import LngenError, MissingError, SpecError, VerifyError
 
 # ---- list: the graphs and the keys of a spec ----
@@ -110,8 +111,8 @@ def _dtypes(definition: Definition, declared: Mapping[str, Option]) -> str:
             return False
         return True
 
-    words = " ".join(t.value for t in DType if takes(t))
-    for t in DType:
+    words = " ".join(t.value for t in FLOATS if takes(t))
+    for t in FLOATS:
         needed = [f"{n}={word}" for n, o in declared.items() for word in o.choices if takes(t, (n, word))]
         words += f", {t.value} with {' or '.join(needed)}" if needed and not takes(t) else ""
     return words
@@ -122,7 +123,7 @@ def _text_of(value: Chosen) -> str:
 
 
 def _type(value: Value, role: str = "") -> str:
-    return re.sub(r"^\w+", role or _ROLES[value.type.dtype], str(value.type))
+    return re.sub(r"^\w+", role or _ROLES.get(value.type.dtype, value.type.dtype), str(value.type))
 
 
 def _text(graph: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from lngen.cli.output import Output, note, output_options, table
 from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, one_arch, progress_bar, words
 from lngen.compiler.ir import DType
 from lngen.compiler.spec import parse_spec
+from lngen.dtypes import FLOATS
 from lngen.errors import MissingError
 from lngen.proof.check.conform import Case, Outcome, conform, conform_graph, select
 from lngen.proof.check.conform.implementations import LngenTarget, find_target
@@ -125,7 +126,7 @@ FUNCTION_D = 768  # the row length of cases without one, for a function
 )
 @click.option("--torch", is_flag=True, help="The function takes torch tensors; autograd is its backward.")
 @click.option("--norm", type=click.Choice(NORMS), help="What the function computes; layernorm by default.")
-@click.option("--dtype", type=click.Choice([t.value for t in DType]), help="The dtype of its arrays; f32 by default.")
+@click.option("--dtype", type=click.Choice([t.value for t in FLOATS]), help="The dtype of its arrays; f32 by default.")
 @click.option("--eps", type=Decimal(0, 1, above=0), help="eps of the norm; 1e-5 by default.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it runs; for a SPEC, a GPU if there is one.")
 @click.option("--cases", metavar="NAME,...", callback=words, help="Some of the cases; by default all.")

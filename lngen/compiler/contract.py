@@ -14,6 +14,7 @@ from lngen.compiler.lower import NUMBERS, Argument, Extent, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
+from lngen.dtypes import FLOATS
 from lngen.files import sha256
 
 ALIGNMENT = 256  # bytes, of the buffers of a workspace
@@ -203,7 +204,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
 def _value(a: Argument) -> dict[str, Any]:
     """A number that is passed by value: what it follows from, and how."""
     described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None, "number": a.tensor}
-    dtype = {"float": "f32", "double": "f64"}[a.ctype]
+    dtype = next(str(t) for t in FLOATS if t.ctype == a.ctype)
     return {**described, "dtype": dtype, "of": "eps", "rule": VALUE_RULES[a.rule].text}
 
 

@@ -32,8 +32,9 @@ PROVIDES = {
     "mbarrier": "mbarrier_arrive mbarrier_arrive_expect mbarrier_expect_more mbarrier_init mbarrier_init_fence"
     " mbarrier_wait shared_address",
     "numeric": "__nv_half2float bf16 bf16_from_f32 bf16_from_f64 copysign_of exponent f16 f16_from_f32 f16_from_f64"
-    " f32_from_bf16 f32_from_f16 f32_from_f16_at_use f32_from_f64 f64_from_bf16 f64_from_f16 f64_from_f32"
-    " materialised maximum minimum significand",
+    " f32_from_bf16 f32_from_bool f32_from_f16 f32_from_f16_at_use f32_from_f64 f32_from_i32 f32_from_i64"
+    " f32_from_int8 f64_from_bf16 f64_from_bool f64_from_f16 f64_from_f32 f64_from_i32 f64_from_i64"
+    " f64_from_int8 materialised maximum minimum significand",
     "preload": "bits_of vector_bits",
     "row_layout": "Block Cluster ColumnLayout GroupedColumnLayout PartialRowLayout RowLayout",
     "row_place": "RowPlace row_of",
@@ -45,8 +46,8 @@ PROVIDES = {
     "tma": "TmaRing TmaStream tma_load tma_store tma_store_commit tma_store_fence tma_store_wait",
     "unaligned_tma": "Span load_tail misalignment tma_load_span tma_store_span",
     "vector": "Access EvictLastStore16 EvictLastStore4 EvictLastStore8 GlobalStore Load PlainLoad PlainStore"
-    " ReadOnlyLoad RowLoad UnmovedLoad16 UnmovedLoad2 UnmovedLoad4 UnmovedLoad8 Vec Word load load_row load_scalar"
-    " packed prefetch_l2 store widen_row widened write",
+    " ReadOnlyLoad RowLoad UnmovedLoad1 UnmovedLoad16 UnmovedLoad2 UnmovedLoad4 UnmovedLoad8 Vec Word load"
+    " load_row load_scalar packed prefetch_l2 store widen_row widened write",
     "vector_sums": "tree_reduce_shared vector_sums",
 }
 HEADER_OF = {name: header for header, names in PROVIDES.items() for name in names.split()}

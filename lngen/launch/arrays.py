@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from ..dtypes import READ
 from ..errors import ArrayError, MissingError
 from ..files import load_cupy
-
-DTYPES = ("f16", "bf16", "f32", "f64")
 
 # Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). ``describe``
 # gives strides in the library's own unit, which costs nothing per call; ``in_elements`` converts them.
@@ -26,15 +25,7 @@ def torch_dtypes() -> dict[str, Any]:
     """PyTorch's own dtypes."""
     import torch
 
-    return dict(zip(DTYPES, (torch.float16, torch.bfloat16, torch.float32, torch.float64)))
-
-
-def numpy_dtypes() -> dict[str, Any]:
-    """NumPy's dtypes, with the one of ml_dtypes for bf16."""
-    import ml_dtypes
-    import numpy as np
-
-    return dict(zip(DTYPES, map(np.dtype, (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))))
+    return {t.value: getattr(torch, t.library) for t in READ}
 
 
 class Library(Protocol):
@@ -102,7 +93,7 @@ class CuPy:
             self.cupy = cupy = load_cupy()
         except ImportError as e:
             raise MissingError("GPU arrays need CuPy; install it: pip install cupy-cuda13x, or cupy-cuda12x.") from e
-        self.to_numpy = numpy_dtypes()
+        self.to_numpy = {t.value: t.numpy() for t in READ}
         self.from_numpy = {own: dtype for dtype, own in self.to_numpy.items()}
         self.current_device = cupy.cuda.runtime.getDevice  # the device of an empty array, which has no memory
         self.current_stream = cupy.cuda.get_current_stream

@@ -45,7 +45,7 @@ WIDE = ("M", "D")
 class Tensor(NamedTuple):
     """An input or result of a call.
 
-    dtype    f16, bf16, f32 or f64; ``size``: bytes of an element
+    dtype    one of lngen.dtypes; ``size``: bytes of an element
     axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number
     """
 

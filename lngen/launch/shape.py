@@ -9,6 +9,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
+from ..dtypes import READ
 from ..files import shown
 
 SCHEMA_VERSION = 4
@@ -31,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE, _COUNT, _BYTES = range(2**62), range(1, 2**62), range(2**31)
 _SOME, _TEXT, _TEXTS = (_COUNT, type(None)), (str, type(None)), ([str], type(None))
-_DTYPES = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}
+_DTYPES = {t.value: t.size for t in READ}
 _AXES: tuple[list[str], ...] = (["M", "D"], ["M"], ["D"], [])  # of a tensor
 _KINDS = {"input", "output", "workspace", "rows", "inner", "stride", "outer_stride", "value"}
 _EXTENT = {"fixed": (range(1, 2**31), type(None)), "per": _SOME, "limit": _SOME, "times": _COUNT, "least": _WHOLE}

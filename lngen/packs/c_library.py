@@ -13,6 +13,7 @@ from typing import Any
 
 from lngen.compiler.emit import environment, fitted
 from lngen.compiler.ir import RULES as VALUE_RULES
+from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.packs.manifest import Facts, Manifest
@@ -41,10 +42,16 @@ class Wanted:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": RULES, "embedded": self.embed}
+        given |= {"dtypes": READ, "dl_types": [_dl_type(t) for t in READ]}
         given |= {"tables": library.tables, **_cpp(library.groups)}
         texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
         texts[HPP] = "\n".join(part for line in texts[HPP].splitlines() for part in fitted(line))
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
+
+
+def _dl_type(dtype: DType) -> str:
+    """Code, bits and name of a dtype as DLPack has it."""
+    return f'{{{DLPACK[dtype.library.rstrip("0123456789")]}, {dtype.bits}, "{dtype}"}}'
 
 
 def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
@@ -59,7 +66,8 @@ def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None
 
 # ---- groups: specs that differ in D and dtype alone share a function and a struct of arguments ----
 
-DTYPES = ("f16", "bf16", "f32", "f64")  # as in lngen_dtype
+DTYPES = [t.value for t in READ]  # as in lngen_dtype
+DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}  # DLDataTypeCode, by the name without its bits
 DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
 
 # Words that are no names of fields: of C11, of C++17, and what compilers define without being asked.
@@ -175,7 +183,7 @@ def groups_of(pack: Manifest) -> list[Group]:
 
 # ---- the C++ header ----
 
-TYPES = {"f32": "float", "f64": "double"}  # beside T; there is no type for 16-bit elements
+TYPES = {t: t.ctype for t in READ if t.ctype != t}  # beside T; there is no type for 16-bit elements
 
 # What Normalize_Layer calls: specs without d and dtype.
 NORMS = {

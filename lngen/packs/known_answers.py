@@ -12,12 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, WIDE, M, Value
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.compiler.ir import BF16, WIDE, DType, M, Value
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
 
@@ -30,8 +29,9 @@ _NPY_RULE = "NumPy's format, version 1.0; bf16, which it lacks, as uint16: the u
 _BIN_RULE = "the elements alone, little-endian, the last axis fastest; a file has no bytes if an axis has length 0"
 _EQUAL_RULE = "a result is right if its bits are these; where these are a NaN, any NaN is right"
 _SPECIAL_RULE = (
-    "in each [M, D] input of the forward, unless it has to be positive: row 0 starts with a NaN, row 1 with infinity; "
-    "row 2 is zero, row 3 the largest number of the dtype, row 4 the smallest above zero, as far as there are rows"
+    "in each [M, D] input of the forward, unless it has to be positive or has whole numbers: row 0 starts with a NaN, "
+    "row 1 with infinity; row 2 is zero, row 3 the largest number of the dtype, row 4 the smallest above zero, as far "
+    "as there are rows"
 )
 
 
@@ -107,7 +107,7 @@ def _portable(array: Array) -> Array:
 
     Processors differ in the NaN that an operation makes.
     """
-    numbers = np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    numbers = array if array.dtype.kind in "bi" else np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
     bits = numbers.view(np.uint16) if numbers.dtype == NUMPY_DTYPE[BF16] else numbers
     return np.asarray(bits.astype(bits.dtype.newbyteorder("<"), order="C"))
 
@@ -121,8 +121,8 @@ def _inputs(spec: Spec, rows: int, *, special: bool) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for p in spec.forward().params:
         found[p.name] = _drawn(p, rows, spec.d, positive=p.name in positive)
-        if special and p.type.axes == WIDE and p.name not in positive:
-            _make_special(found[p.name])
+        if special and p.type.axes == WIDE and p.type.dtype.digits and p.name not in positive:
+            _make_special(found[p.name], p.type.dtype)
     if spec.direction == "bwd":
         found |= interpret(spec.with_direction("fwd").graph(), found)
     return {p.name: found[p.name] if p.name in found else _drawn(p, rows, spec.d) for p in spec.graph().params}
@@ -140,12 +140,10 @@ def _drawn(value: Value, rows: int, d: int, *, positive: bool = False) -> Array:
     raw = np.asarray(np.random.PCG64(seed).random_raw(math.prod(shape)), np.uint64)
     parts = [((raw >> np.uint64(shift)) & np.uint64(0x7FF)).astype(np.float64) for shift in (5, 21, 37, 53)]
     numbers = np.asarray((sum(parts) - np.float64(4093.5)) * (27 / 2**15) + 0.5)
-    return round_to((np.abs(numbers) + 0.25 if positive else numbers).reshape(shape), value.type.dtype)
+    return stored((np.abs(numbers) + 0.25 if positive else numbers).reshape(shape), value.type.dtype)
 
 
-def _make_special(x: Array) -> None:
+def _make_special(x: Array, dtype: DType) -> None:
     """Overwrite the first rows of [M, D] as ``special_rule`` says."""
-    finfo: Any = ml_dtypes.finfo  # which has no types, and knows bfloat16
-    facts = finfo(x.dtype)
-    for row, number in enumerate((np.nan, np.inf, 0, facts.max, facts.smallest_subnormal)[: len(x)]):
+    for row, number in enumerate((np.nan, np.inf, 0, dtype.largest, dtype.least)[: len(x)]):
         x[row, : 1 if row < 2 else None] = number

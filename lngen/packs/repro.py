@@ -19,12 +19,15 @@ from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Argument, Kernel, requested_shared
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
-from lngen.packs.repro_program import drawn, identity
+from lngen.packs.repro_program import DTYPES, drawn, identity
 from lngen.version import __version__
 
 ANY, POSITIVE = (-1.5, 2.5), (0.25, 2.25)  # inputs are drawn from these; a mean of 0 could hide a mistake
 MOST_ELEMENTS = 2**26  # of an [M, D] tensor
 UNWRITTEN = 0xFE  # the bytes of results and workspace that no kernel has written to
+
+# Of the program, in place of which a file has the numbers.
+FROM_LNGEN, ROWS = "\nfrom lngen.dtypes import READ\n", '{t.value: (f"u{t.size}", t.digits) for t in READ}'
 
 FILE = """'''Launch, check and time the kernels of one call: {spec}, {rows} rows.
 
@@ -70,6 +73,7 @@ def repro(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int = 
         )
     spilled, case = kernels.spilled(arch), _case(kernels, arch, device, rows, seed)
     program = Path(__file__).with_name("repro_program.py").read_text(encoding="utf-8").partition('"""\n')[2]
+    program = program.replace(FROM_LNGEN, "").replace(ROWS, str(DTYPES))
     image = base64.b64encode(zlib.compress(kernels.cubin(arch).image, 9)).decode()
     return FILE.format(
         **{**case, "case": pformat(case, width=116, sort_dicts=False), "program": program, "source": kernels.bundle},

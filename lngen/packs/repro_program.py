@@ -1,7 +1,7 @@
 """What a file of ``lngen repro`` runs: it launches the kernels of a case and compares the bits of every result.
 
-It needs Python 3.9, NumPy and the CUDA driver. Such a file has it in place of its text, and then the case and the
-machine code. lngen draws the inputs of a case with it as well.
+It needs Python 3.9, NumPy and the CUDA driver. Such a file has it in place of its text, with the dtypes written out,
+and then the case and the machine code. lngen draws the inputs of a case with it as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-DTYPES = {"f16": ("u2", 11), "bf16": ("u2", 8), "f32": ("u4", 24), "f64": ("u8", 53)}  # bits, digits of a significand
+from lngen.dtypes import READ
+
+DTYPES = {t.value: (f"u{t.size}", t.digits) for t in READ}  # bits, digits of a significand
 PARTS = 16  # of a result, with a checksum each, which tell where it differs
 RUNS, WARM_UP = 100, 10
 
@@ -52,6 +54,8 @@ def drawn(seed: int, name: str, dtype: str, shape: Sequence[int], low: float, hi
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     z = (z ^ (z >> np.uint64(31))) >> np.uint64(11)
     numbers = low + (high - low) * (z.astype(np.float64) * 2.0**-53)
+    if not digits:  # whole numbers, or truth values
+        return (numbers > 0.5 if dtype == "bool" else np.rint(numbers).astype(f"i{kind[1]}")).view(kind).reshape(shape)
     numbers = (numbers.view(np.uint64) & np.uint64(2**64 - 2 ** (53 - digits))).view(np.float64)
     if dtype == "bf16":  # the upper half of f32
         return (numbers.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16).reshape(shape)

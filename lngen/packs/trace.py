@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lngen.compiler.spec import parse_spec
+from lngen.dtypes import FLOATS
 from lngen.errors import LngenError, short
 from lngen.files import parse_json, read, reason, shown
 
@@ -27,7 +28,7 @@ LARGEST_LINES = 2**26  # bytes of a .jsonl file
 MOST_FILES = 10_000
 DEEPEST = 8  # folders in folders
 
-DTYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+DTYPES = {t.library: str(t) for t in FLOATS}
 
 
 @dataclass(frozen=True)

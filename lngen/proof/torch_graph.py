@@ -121,7 +121,7 @@ def _run(
     for value, tensor in given.items():
         found |= dict(zip(value.type.axes, tensor.shape, strict=True))
     size = Lengths(found)
-    dtypes = {t: torch.float64 if wide else torch_dtypes()[t] for t in DType}
+    dtypes = {DType(t): torch.float64 if wide else own for t, own in torch_dtypes().items()}
     call = Call(torch, size, dtypes, next(iter(given.values())))
     values = {**numbers, **{v: t.reshape(_spread(v, size)) for v, t in given.items()}}
     for eqn in eqns:

@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from lngen.compiler.graphs import GRAPHS, Definition, Options
 from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value
 from lngen.compiler.spec import Spec, make_spec
+from lngen.dtypes import FLOATS
 from lngen.errors import ArrayError, SpecError, VerifyError
 from lngen.launch.array_rules import arranged
 from lngen.launch.runtime.direction import about_input
@@ -37,7 +38,7 @@ class GraphOps:
     """The operators of a graph; called as the graph, they serve all its options, else those that are given.
 
     axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
-              the one that gives D, the dtype and the device
+              the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers
     defaults  of the options
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
@@ -55,7 +56,8 @@ class GraphOps:
         self.takes_eps = plain.takes_eps
         self.axes = {p.name: p.type.axes for p in full.params if not isinstance(p, ByValue)}
         self.inputs = [*self.axes]
-        self.lead = next(name for name, axes in self.axes.items() if axes == WIDE)
+        self.whole = {p.name: p.type.dtype for p in full.params if not p.type.dtype.digits}
+        self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
         self.optional = {name for name in self.inputs if whole and name in self.defaults}
         self.outputs = [v.name for v in plain.results]
         self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *definition.saved(options)]
@@ -82,10 +84,11 @@ class GraphOps:
         """The text of the forward spec; errors in PyTorch's words, which depend on the device."""
         given = dict(zip(self.inputs, dtypes, strict=True))
         for name, dtype in given.items():
-            if dtype is not None and dtype not in FROM_TORCH:
+            known = [TO_TORCH[t] for t in ((self.whole[name],) if name in self.whole else FLOATS)]
+            if dtype is not None and dtype not in known:
                 raise TorchMissing(
                     f"\"{self.name}\" not implemented for '{shown(dtype)}': '{name}' is expected to be one of "
-                    f"{', '.join(map(str, FROM_TORCH))}; cast it."
+                    f"{', '.join(map(str, known))}; cast it."
                 )
         dtype = FROM_TORCH[given[self.lead]]
         options: dict[str, Any] = {"d": d, "dtype": dtype}
@@ -94,7 +97,7 @@ class GraphOps:
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
         options |= {key: present[n] for n, key in own.items() if present[n] is not dtype}
         options |= {"eps": RUN} if self.takes_eps else {}
-        weights = [t for n, t in present.items() if M not in self.axes[n]]
+        weights = [t for n, t in present.items() if M not in self.axes[n] and n not in self.whole]
         options |= {"weight": weights[0]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
         try:

@@ -15,6 +15,7 @@ from lngen.compiler.graphs.graph_builder import GraphBuilder, Options
 from lngen.compiler.ir import OPS, RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.ir.type_rules import ORDER
+from lngen.dtypes import FLOATS
 from lngen.errors import LngenError, ParseError, SpecError, VerifyError
 from lngen.files import read
 from lngen.user_input import failure, imported, is_function, line_of, module_name
@@ -160,7 +161,8 @@ class Definition:
     def differentiable(self, options: Options) -> tuple[str, ...]:
         """Names of the inputs that have a gradient, in their order."""
         b = self.builder(options)
-        return tuple(p.name for p in b.params if p.name not in b.constants and not isinstance(p, ByValue))
+        found = (p for p in b.params if p.type.dtype.digits and not isinstance(p, ByValue))
+        return tuple(p.name for p in found if p.name not in b.constants)
 
     def by_value(self, options: Options) -> tuple[str, ...]:
         """Names of the parameters that a launch passes by value; none unless ``eps=run``, or the text declares some."""
@@ -228,8 +230,9 @@ class Recorded:
 
 def declared(graph: Graph) -> tuple[DType, DType, DType]:
     """The dtypes that a spec of the graph has: of inputs with rows and features, of other inputs, of outputs."""
-    wide = next((p.type.dtype for p in graph.tensors if p.type.axes == WIDE), DType.F32)
-    weight = next((p.type.dtype for p in graph.tensors if p.type.axes != WIDE), wide)
+    given = [p for p in graph.tensors if p.type.dtype in FLOATS]
+    wide = next((p.type.dtype for p in given if p.type.axes == WIDE), DType.F32)
+    weight = next((p.type.dtype for p in given if p.type.axes != WIDE), wide)
     return wide, weight, next((r.type.dtype for r in graph.results if r.type.along(D)), wide)
 
 

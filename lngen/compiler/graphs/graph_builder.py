@@ -139,7 +139,8 @@ class GraphBuilder(Builder):
         """An input over the given axes, in the compute dtype; stored as ``dtype``, its gradient as ``grad``.
 
         dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
-        ``grad``. An input that is not ``differentiable`` has no gradient. For one that is ``positive``, checks, conform
+        ``grad``. An input that is not ``differentiable`` has no gradient, and neither has one of whole numbers (int8,
+        i32, i64) or truth values (bool, which are 0 and 1). For one that is ``positive``, checks, conform
         and tune draw positive numbers; it changes no kernel. VerifyError for a dtype wider than the compute dtype.
         """
         stored = self.options.dtype if M in axes and D in axes else self.options.weight
@@ -150,7 +151,7 @@ class GraphBuilder(Builder):
         if positive:
             self.positive.add(name)
         x32 = self.record("cast", self.param(name, stored, *axes), to=self.compute)
-        if differentiable:
+        if differentiable or not stored.digits:
             return x32
         self.constants.add(name)
         return self.record("detach", x32)

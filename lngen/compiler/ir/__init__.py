@@ -20,7 +20,6 @@ from lngen.compiler.ir.types import (
     SUMS,
     Attr,
     ByValue,
-    DType,
     Eqn,
     Graph,
     Run,
@@ -45,6 +44,7 @@ from lngen.compiler.ir.types import (
     segment_of,
     unequal,
 )
+from lngen.dtypes import DType
 
 __all__ = [
     "BF16",

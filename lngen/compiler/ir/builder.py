@@ -17,13 +17,10 @@ from lngen.compiler.ir.functions import Functions
 from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
 from lngen.compiler.ir.types import (
-    F32,
-    F64,
     ORDERS,
     RULES,
     Attr,
     ByValue,
-    DType,
     Eqn,
     Graph,
     Type,
@@ -35,6 +32,7 @@ from lngen.compiler.ir.types import (
     print_eqn,
     print_param,
 )
+from lngen.dtypes import DType
 from lngen.errors import VerifyError, short
 
 # ---- construction ----
@@ -246,7 +244,7 @@ def _check_by_value(graph: Graph, stage: str, value: Value) -> None:
     """A parameter that is passed by value is one f32 or f64 number, by a rule that lngen has."""
     if not isinstance(value, ByValue):
         return
-    if value.type.axes or value.type.dtype not in (F32, F64):
+    if value.type.axes or not value.type.dtype.arithmetic:
         what = f"'{print_param(value)}' is expected to be f32[] or f64[], as it is passed by value"
         raise VerifyError(_message(graph, stage, what))
     if value.rule not in RULES:

@@ -10,7 +10,8 @@ import numpy as np
 from lngen.compiler.ir import numerics
 from lngen.compiler.ir.axes import WIDE, D, Lengths, M, along
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.ir.types import F32, DType, Eqn
+from lngen.compiler.ir.types import F32, Eqn
+from lngen.dtypes import DType
 
 NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Lengths], Array]
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
@@ -33,7 +34,7 @@ def cuda_text(template: str) -> CudaMeaning:
 
 def ctype(dtype: DType) -> str:
     """The C type of an element."""
-    return {DType.F32: "float", DType.F64: "double"}.get(dtype, dtype.value)
+    return dtype.ctype
 
 
 def literal(value: float, dtype: DType) -> str:

@@ -10,20 +10,15 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, F16, F32, F64, RULES, DType, Graph
+from lngen.compiler.ir.types import BF16, RULES, Graph
+from lngen.dtypes import DType
 
 Array = NDArray[Any]
 
-NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {
-    F16: np.dtype(np.float16),
-    BF16: np.dtype(ml_dtypes.bfloat16),
-    F32: np.dtype(np.float32),
-    F64: np.dtype(np.float64),
-}
+NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {dtype: dtype.numpy() for dtype in DType}
 FROM_NUMPY = {own: dtype for dtype, own in NUMPY_DTYPE.items()}
 
 ABSENT = -0.0
@@ -32,13 +27,20 @@ ABSENT = -0.0
 def round_to(x: Array, to: DType) -> Array:
     """x rounded once, to nearest even, to the dtype ``to``.
 
-    bfloat16 from float64 goes through a float32 rounded to odd, which prevents the second rounding from
-    meeting a false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
+    What has the digits of bfloat16 or fewer goes from float64 through a float32 rounded to odd, so that the second
+    rounding meets no false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
     Computers 57(4), 2008).
     """
-    if to is BF16 and x.dtype == np.float64:
+    if to.digits <= BF16.digits and x.dtype == np.float64:
         x = _to_odd_f32(x)
     return np.asarray(x.astype(NUMPY_DTYPE[to]))
+
+
+def stored(drawn: Array, to: DType) -> Array:
+    """Random numbers as an input of the dtype ``to`` holds them: rounded, or as truth values those above one half."""
+    if to.digits:
+        return round_to(drawn, to)
+    return np.asarray(drawn > 0.5 if to is DType.BOOL else np.rint(drawn).astype(NUMPY_DTYPE[to]))
 
 
 def _to_odd_f32(x: Array) -> Array:

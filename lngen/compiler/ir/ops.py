@@ -31,7 +31,8 @@ from lngen.compiler.ir import meanings, numerics, real, type_rules
 from lngen.compiler.ir.axes import Axis
 from lngen.compiler.ir.meanings import CudaMeaning, NumpyMeaning, each
 from lngen.compiler.ir.names import of_size
-from lngen.compiler.ir.types import Attr, Attrs, DType, Eqn, Type, Value, compute_dtype
+from lngen.compiler.ir.types import Attr, Attrs, Eqn, Type, Value, compute_dtype
+from lngen.dtypes import DType
 
 Cotangents = tuple[Value | None, ...]
 TypeRule = Callable[[tuple[Type, ...], Attrs], Type]

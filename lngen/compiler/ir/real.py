@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from lngen.compiler.ir.axes import WIDE, D, Lengths
 from lngen.compiler.ir.numerics import column_depth, row_depth
-from lngen.compiler.ir.types import F64, DType, Eqn
+from lngen.compiler.ir.types import F64, Eqn
+from lngen.dtypes import DType
 
 Array = NDArray[np.floating[Any]]
 
@@ -105,8 +106,8 @@ def expand(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
 
 def cast(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     """The operand; a wide setting rounds nothing."""
-    to = eqn.out.type.dtype
-    return args[0] if at.wide or to.roundoff <= eqn.args[0].type.dtype.roundoff else rounded(args[0], to)
+    to, given = eqn.out.type.dtype, eqn.args[0].type.dtype
+    return args[0] if at.wide or 0 < given.digits <= to.digits else rounded(args[0], to)
 
 
 # ---- arithmetic ----

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 from lngen.compiler.ir.axes import WIDE, Axis, D, S, axes_union
 from lngen.compiler.ir.builder import derived, verify
-from lngen.compiler.ir.types import Attr, Attrs, ByValue, DType, Eqn, Graph, Type, Value
+from lngen.compiler.ir.types import Attr, Attrs, ByValue, Eqn, Graph, Type, Value
+from lngen.dtypes import DType
 from lngen.errors import ParseError, short
 
 # Every repetition is possessive (++, *+), without backtracking, so that a match takes time linear in the text.

@@ -6,13 +6,14 @@ Each raises a ValueError that says what was expected.
 from __future__ import annotations
 
 from lngen.compiler.ir.axes import Axis, D, M, along, axes_union
-from lngen.compiler.ir.types import F32, F64, Attrs, DType, Type
+from lngen.compiler.ir.types import F32, Attrs, Type
+from lngen.dtypes import DType
 from lngen.errors import short
 
 
 def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = args[0].dtype
-    if dtype not in (F32, F64):
+    if not dtype.arithmetic:
         raise ValueError(f"arithmetic is done in f32 or f64, got {dtype}; cast it first")
     if any(a.dtype is not dtype for a in args):
         raise ValueError(f"operands of one dtype expected, got {', '.join(str(a.dtype) for a in args)}")
@@ -112,14 +113,15 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     to = dict(attrs).get("to")
     if not isinstance(to, DType):
         raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
+    if not to.digits:
+        raise ValueError(f"a cast is to floating-point numbers, got {to}; whole numbers are inputs only")
     return Type(to, args[0].axes)
 
 
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dict(attrs).get("dtype")
-    if not isinstance(dtype, DType) or dtype not in (F32, F64):
+    if not isinstance(dtype, DType) or not dtype.arithmetic:
         raise ValueError(f"a constant is f32 or f64, got {_kind(dtype)}")
-    assert isinstance(dtype, DType)
     return Type(dtype)
 
 

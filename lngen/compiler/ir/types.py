@@ -10,49 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths, M, along, axes_union
+from lngen.dtypes import FLOATS, DType
 from lngen.errors import VerifyError
 
-
-class DType(StrEnum):
-    """An element type; the value is its spelling in the graph text."""
-
-    F16 = "f16"
-    BF16 = "bf16"
-    F32 = "f32"
-    F64 = "f64"
-
-    @classmethod
-    def of(cls, value: object) -> DType:
-        """By its own name or any library's: f32, "float32", np.float32, np.dtype("float32"), torch.float32.
-
-        ValueError for anything else.
-        """
-        if isinstance(value, cls):
-            return value
-        word = value if isinstance(value, str) else getattr(value, "__name__", None) or getattr(value, "name", value)
-        return cls(str(word).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f"))
-
-    @property
-    def size(self) -> int:
-        """Bytes per element."""
-        return {"f16": 2, "bf16": 2, "f32": 4, "f64": 8}[self.value]
-
-    @property
-    def roundoff(self) -> float:
-        """The unit roundoff: half a unit in the last place of 1."""
-        return {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-24, "f64": 2.0**-53}[self.value]
-
-    @property
-    def floor(self) -> float:
-        """Half of the smallest subnormal number; 0 for f64, whose 2^-1075 is no f64 number."""
-        return {"f16": 2.0**-25, "bf16": 2.0**-134, "f32": 2.0**-150, "f64": 0.0}[self.value]
-
-
-F16, BF16, F32, F64 = DType
+F16, BF16, F32, F64 = FLOATS
 
 
 def compute_dtype(*dtypes: DType) -> DType:

@@ -299,7 +299,7 @@ def _access(v: Value, row: RowKernel) -> tuple[str, str]:
         return f"{v.name}_row_[v_][i_]", ""
     if v.type.axes == WIDE or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
-    if stay_packed(s, row.problem) and v.type.dtype.size < 4:  # two to a register
+    if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
         return f"{name}[i_]", f"const auto {name} = packed({v.name}_cached_[v_]);"
     return f"{v.name}_{'wide' if row.widened else 'cached'}_[v_][i_]", ""
 

@@ -14,7 +14,7 @@ from math import lcm
 import numpy as np
 
 from lngen.compiler.ir import D, Eqn, Graph, Lengths, M, Value, derived_axes, values_of
-from lngen.compiler.ir.numerics import Array
+from lngen.compiler.ir.numerics import Array, stored
 from lngen.compiler.ir.real import Real
 
 ROOTS = {"sqrt", "rsqrt", "log"}
@@ -59,7 +59,8 @@ def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: i
     rng, above = np.random.default_rng([seed, ROWS, FEATURES]), positive_inputs(forward, positive)
     sizes = lengths(forward)
     drawn = {p.name: normal(rng, p.type.shape_of(sizes), 0.5, positive=p.name in above) for p in forward.tensors}
-    return drawn | values_of(forward, eps)
+    whole = {p.name: stored(drawn[p.name], p.type.dtype) for p in forward.tensors if not p.type.dtype.digits}
+    return drawn | {name: a.astype(np.float64) for name, a in whole.items()} | values_of(forward, eps)
 
 
 def cotangents(results: dict[str, Real], seed: int = 0) -> dict[str, Array]:

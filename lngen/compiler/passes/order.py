@@ -30,6 +30,7 @@ from lngen.compiler.ir import (
     is_segment_sum,
 )
 from lngen.compiler.ir.places import downstream
+from lngen.dtypes import FLOATS
 
 BySize = Mapping[int, int]
 
@@ -203,9 +204,13 @@ def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder, d: int) -> dict[str,
 
 
 def element_size(graph: Graph) -> int:
-    """Bytes per element of the narrowest [M, D] input, which determines the number of elements in 16 bytes."""
-    wide = [p.type.dtype.size for p in graph.params if p.type.axes == WIDE]
-    return min(wide, default=4)
+    """Bytes per element of the narrowest [M, D] input, which determines the number of elements in 16 bytes.
+
+    Dtypes that no kernel writes count where there are no others, as two bytes at least: a mask changes no order.
+    """
+    wide = [p.type.dtype for p in graph.params if p.type.axes == WIDE]
+    sizes = [t.size for t in wide if t in FLOATS] or [max(t.size, 2) for t in wide]
+    return min(sizes, default=4)
 
 
 def sum_size(graph: Graph) -> int:

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from lngen.compiler.ir import (
-    BF16,
-    F16,
     F32,
     ORDERS,
     Axis,
@@ -28,7 +26,6 @@ from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import dce
 from lngen.compiler.passes.order import orders, rule_of
 
-SIGNIFICAND = {F16: 11, BF16: 8, F32: 24}  # bits
 ALONG_D = (("axis", D),)
 
 
@@ -139,7 +136,7 @@ def is_rounded(graph: Graph, x: Value, d: int) -> bool:
     """Whether sums of up to ``d`` equal elements of ``x`` may be rounded: not those of 16-bit numbers of short rows."""
     eqn = graph.producers().get(x)
     stored = eqn.args[0].type.dtype if eqn is not None and eqn.op == "cast" else x.type.dtype
-    return x.type.dtype is F32 and d > 2 ** (SIGNIFICAND[F32] - SIGNIFICAND.get(stored, SIGNIFICAND[F32]))
+    return x.type.dtype is F32 and d > 2 ** (F32.digits - min(stored.digits or stored.bits, F32.digits))
 
 
 def segments(axes: Iterable[Axis]) -> Axis:

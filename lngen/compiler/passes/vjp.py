@@ -126,8 +126,13 @@ def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
 
 def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: str) -> Value:
     for v in values:
-        if v.name == name:
+        if v.name == name and v.type.dtype.digits:
             return v
+        if v.name == name:
+            raise DerivativeError(
+                f"{key}={name}: '{v}: {v.type}' of graph @{graph.name} has whole numbers, which have no derivative; "
+                "leave it out."
+            )
     names = ", ".join(v.name for v in values)
     raise DerivativeError(f"{key}={name}: graph @{graph.name} has no {kind} '{name}'; its {kind}s are {names}.")
 

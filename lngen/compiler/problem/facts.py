@@ -27,6 +27,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.places import depths, folds, operand_depth
 from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, sharers
+from lngen.dtypes import FLOATS, READ
 from lngen.errors import LowerError
 
 CHUNK_BYTES = 16  # the widest load of a thread
@@ -98,6 +99,7 @@ class Problem:
 def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
     refuse_axes(graph)
+    _check_dtypes(graph)
     version = str(dict(graph.attrs).get("order", ORDERS[0]))
     row, column = _orders(graph, d, version)
     ends = folds(graph)
@@ -136,6 +138,17 @@ def refuse_axes(graph: Graph) -> None:
             f"graph @{graph.name}: '{value}: {value.type}' varies along {axis.declaration}; lngen has no kernel for "
             "such values yet; `lngen check --on interpreter` checks its mathematics."
         )
+
+
+def _check_dtypes(graph: Graph) -> None:
+    """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
+    known = dict.fromkeys(graph.params, (READ, "read"))
+    known |= dict.fromkeys((*(e.out for e in graph.eqns), *graph.results), (FLOATS, "write"))
+    for v, (dtypes, how) in known.items():
+        if v.type.dtype not in dtypes:
+            raise LowerError(
+                f"graph @{graph.name}: '{v}: {v.type}' has no kernel yet; kernels {how} {', '.join(dtypes)}."
+            )
 
 
 def _live(graph: Graph) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from lngen.compiler.graphs import (
 )
 from lngen.compiler.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
 from lngen.compiler.spec.spec import Spec
+from lngen.dtypes import FLOATS
 from lngen.errors import SpecError, one_of, short
 from lngen.user_input import decimal, whole
 
@@ -39,11 +41,11 @@ def some_of(text: str, key: str, value: Any, known: list[str]) -> tuple[str, ...
 
 
 def dtype_of(text: str, key: str, value: Any) -> DType:
-    """A dtype by any name that ``DType.of`` takes."""
-    try:
-        return DType.of(value)
-    except ValueError:
-        wrong(text, key, value, [t.value for t in DType])
+    """One of ``FLOATS`` by any name that ``DType.of`` takes."""
+    with suppress(ValueError):
+        if (found := DType.of(value)) in FLOATS:
+            return found
+    wrong(text, key, value, [t.value for t in FLOATS])
 
 
 def option_value(text: str, key: str, option: Option, value: Any) -> Chosen:

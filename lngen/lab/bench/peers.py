@@ -16,6 +16,7 @@ from typing import Any
 from lngen.compiler.ir import DType
 from lngen.compiler.passes import accumulated
 from lngen.compiler.spec import Spec
+from lngen.dtypes import FLOATS
 from lngen.lab.bench.argument_sets import Case, Prepared, Provider, Tensors
 from lngen.lab.bench.torch_gpu import Array
 from lngen.proof.torch_graph import torch_function
@@ -178,7 +179,7 @@ class Member:
     module: str
     call: Callable[[ModuleType, Tensors, Spec], Any]
     directions: tuple[str, ...] = BOTH
-    dtypes: tuple[DType, ...] = tuple(DType)
+    dtypes: tuple[DType, ...] = FLOATS
     wide: bool = False
     in_place: bool = False
 

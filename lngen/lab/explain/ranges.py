@@ -9,13 +9,11 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
 from math import copysign, inf, isnan, sqrt
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from lngen.compiler.interpret import value_of
-from lngen.compiler.ir import ByValue, D, DType, Eqn, Lengths, Value
+from lngen.compiler.ir import ByValue, D, Eqn, Lengths, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, row_depth
 from lngen.compiler.passes.edit import eqn_key
 from lngen.compiler.spec import Spec
@@ -166,19 +164,13 @@ class Facts:
         high = self.d * terms.high * (1 + off if terms.high > 0 else 1 - off)
         if terms.low >= 0:
             low = max(low, terms.low, terms.top or 0)
-        low, high = (n if abs(n) <= largest(eqn.out.type.dtype) else copysign(inf, n) for n in (low, high))
+        low, high = (n if abs(n) <= eqn.out.type.dtype.largest else copysign(inf, n) for n in (low, high))
         return Range(low / self.d, high / self.d) if eqn.op == "reduce_mean" else Range(low, high)
-
-
-def largest(dtype: DType) -> float:
-    """The largest finite number."""
-    finfo: Any = ml_dtypes.finfo  # which has no types, and knows bfloat16
-    return float(finfo(NUMPY_DTYPE[dtype]).max)
 
 
 def _of_input(p: Value, positive: bool) -> Range:
     """Any finite number of its dtype; a number that a launch passes by value is at least 0."""
-    most, least = largest(p.type.dtype), 0.0 if isinstance(p, ByValue) else 2 * p.type.dtype.floor or 5e-324
+    most, least = p.type.dtype.largest, 0.0 if isinstance(p, ByValue) else p.type.dtype.least
     return Range(least if positive or isinstance(p, ByValue) else -most, most)
 
 

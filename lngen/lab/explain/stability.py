@@ -20,12 +20,12 @@ from lngen.compiler.ir.numerics import Array, column_depth, row_depth
 from lngen.compiler.ir.places import upstream
 from lngen.compiler.passes.variance import is_rounded
 from lngen.errors import SpecError
-from lngen.lab.explain.ranges import Facts, Range, largest
+from lngen.lab.explain.ranges import Facts, Range
 from lngen.lab.explain.section import Lines, Section, Subject, Table, Text, wrapped
 from lngen.proof.check.conform import CASES, answer
 from lngen.proof.check.conform.implementations import Found as Judged
 from lngen.proof.check.conform.implementations import Ran
-from lngen.proof.check.conform.number_cases import LARGEST, spread
+from lngen.proof.check.conform.number_cases import spread
 from lngen.proof.check.conform.suites import GraphSuite
 
 SUMS = ("reduce_sum", "reduce_mean")
@@ -117,7 +117,7 @@ def multiplied(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A product or power that may exceed the largest number; the squares of a sum are said with it."""
     if e.op != "mul" or isfinite(g.ranges[e.out].most) or min(g.ranges[a].most for a in e.args) <= BOUNDED:
         return
-    most, powers = largest(e.out.type.dtype), g.factors(e.out)
+    most, powers = e.out.type.dtype.largest, g.factors(e.out)
     if len(powers) > 1:
         a, b = (g.names[v] for v in e.args)
         yield Hazard("product", f"is infinite, if |{a} * {b}| exceeds {most:.4g}", limit=most)
@@ -129,7 +129,7 @@ def multiplied(g: Facts, e: Eqn) -> Iterator[Hazard]:
 def exponential(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A power that may exceed the largest number."""
     if e.op in ("exp", "exp2"):
-        high, most = g.ranges[e.args[0]].high, log(largest(e.out.type.dtype)) / (1 if e.op == "exp" else log(2))
+        high, most = g.ranges[e.args[0]].high, log(e.out.type.dtype.largest) / (1 if e.op == "exp" else log(2))
         guard = f"it is at most {high:.4g}" if high <= most else ""
         yield Hazard("exponential", f"is infinite, if {g.names[e.args[0]]} exceeds {most:.4g}", guard, most)
 
@@ -178,7 +178,7 @@ def casts(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A cast to f16 of what may be larger, and one to 16 bits that other equations compute from."""
     if e.op != "cast" or (to := e.out.type.dtype).size > 2:
         return
-    if to is F16 and g.ranges[e.args[0]].most > (most := largest(F16)):
+    if to is F16 and g.ranges[e.args[0]].most > (most := to.largest):
         risk = f"is infinite, if |{g.names[e.args[0]]}| exceeds {most:.0f}, the largest number of f16"
         yield Hazard("f16 overflow", risk, limit=most)
     if any(e.out in f.args for _, f in g.eqns):
@@ -191,7 +191,7 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
         return
     of_row, terms, x = e.axis is D, g.ranges[e.args[0]], g.squared(e.args[0])
     depth, count = (row_depth(g.d), g.d) if of_row else (column_depth(g.rows, g.d), max(g.rows, 1))
-    most = sqrt(largest(e.out.type.dtype))
+    most = sqrt(e.out.type.dtype.largest)
     if x and g.ranges[x].most > most / sqrt(count):
         risk = f"is infinite, if |{g.names[x]}| exceeds {most:.2g} in one place, or {most / sqrt(count):.2g} in all"
         yield Hazard("squares", risk, limit=most)
@@ -290,7 +290,7 @@ def _measured(facts: Facts, found: Found) -> list[dict[str, Any]] | str:
     if any(suite.type_of(name).dtype is F64 for name in suite.matrices):
         return "Nothing is measured: float64, in which the errors of other dtypes are measured, is not wider."
     runs = {case.name: partial(case.of_graph, suite) for case in CASES if callable(case.of_graph)}
-    runs["huge"] = partial(spread, suite, std=LARGEST[str(suite.dtype)] / 6)
+    runs["huge"] = partial(spread, suite, std=suite.dtype.largest / 6)
     measured: list[dict[str, Any]] = []
     for name in dict.fromkeys(("ordinary", *(case for _, hazard in found for case in CASES_OF.get(hazard.name, ())))):
         known = name in MEANS and any(row["inputs"] in MEANS for row in measured)
@@ -332,7 +332,7 @@ def _condition(e: Eqn, known: Mapping[str, Array]) -> float:
 
 def _error(typ: Type, got: Array, want: Array) -> float:
     """The largest error in units in the last place of the row's largest number that ``typ`` has; infinite for a NaN."""
-    held = np.abs(want) <= largest(typ.dtype)
+    held = np.abs(want) <= typ.dtype.largest
     size = np.where(held, np.abs(want), 0.0)
     most = size.max(axis=-1, keepdims=True) if D in typ.axes else size
     unit = np.maximum(np.ldexp(typ.dtype.roundoff, np.frexp(most)[1]), 2 * typ.dtype.floor)

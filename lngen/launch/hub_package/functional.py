@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 from torch.autograd.function import once_differentiable
 
-from ._lngen import LngenError, Pack, PackNorm, PackSaved, load, short
+from ._lngen import FLOATS, LngenError, Pack, PackNorm, PackSaved, load, short
 
 # The order of roundings of an RMSNorm, the preferred one first; with f32 inputs they are the same.
 ONCE = ("once", "llama")  # y is rounded once, as in torch.nn.RMSNorm
@@ -121,7 +121,7 @@ def _suited(a: torch.Tensor) -> torch.Tensor:
 
 # ---- which norm: by dtypes, length and eps, and by the gradients that are needed ----
 
-DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
+DTYPES = {getattr(torch, t.library): t.value for t in FLOATS}
 
 WEIGHTS = {"layernorm": ("gamma", "beta"), "rmsnorm": ("gamma",)}  # the inputs of a graph by default, besides x
 DEFAULT_EPS = 1e-5

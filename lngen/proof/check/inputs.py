@@ -13,7 +13,7 @@ import numpy as np
 
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, Lengths, Value, bits_of, values_of
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
 from lngen.compiler.lower import Plan
 from lngen.compiler.lower.arguments import Distance
 from lngen.compiler.passes.instance import lengths, normal
@@ -55,7 +55,7 @@ def draw(
     rng: np.random.Generator, value: Value, sizes: Lengths, mean: float, std: float = 1.0, *, positive: bool = False
 ) -> Array:
     """Numbers as ``normal`` draws them, in the value's shape and dtype."""
-    return round_to(normal(rng, value.type.shape_of(sizes), mean, std, positive=positive), value.type.dtype)
+    return stored(normal(rng, value.type.shape_of(sizes), mean, std, positive=positive), value.type.dtype)
 
 
 def same_bits(a: Array, b: Array) -> Array:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from lngen.compiler.ir.numerics import Array
+from lngen.dtypes import FLOATS
 from lngen.errors import PtxError
 from lngen.proof.ptx.parser import INTEGER, Entry, Instruction, Operand, integer
 
@@ -24,10 +24,7 @@ SIGNED: dict[int, DT] = {1: np.dtype("i1"), 2: np.dtype("i2"), 4: np.dtype("i4")
 DTYPES: dict[str, DT] = {
     **{f"{k}{8 * n}": d for k in "ub" for n, d in UNSIGNED.items()},
     **{f"s{8 * n}": d for n, d in SIGNED.items()},
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
+    **{t.ptx: t.numpy() for t in FLOATS},
     "f16x2": UNSIGNED[4],
     "bf16x2": UNSIGNED[4],
     "pred": BOOL,

@@ -46,6 +46,23 @@ __device__ __forceinline__ f16 f16_from_f32(float v) {
     return r;
 }
 
+// Whole numbers, to nearest even where they have more digits; truth values are 0 and 1.
+__device__ __forceinline__ float f32_from_int8(signed char v) { return v; }
+
+__device__ __forceinline__ float f32_from_i32(int v) { return __int2float_rn(v); }
+
+__device__ __forceinline__ float f32_from_i64(long long v) { return __ll2float_rn(v); }
+
+__device__ __forceinline__ float f32_from_bool(unsigned char v) { return v ? 1.0f : 0.0f; }
+
+__device__ __forceinline__ double f64_from_int8(signed char v) { return v; }
+
+__device__ __forceinline__ double f64_from_i32(int v) { return v; }
+
+__device__ __forceinline__ double f64_from_i64(long long v) { return __ll2double_rn(v); }
+
+__device__ __forceinline__ double f64_from_bool(unsigned char v) { return v ? 1.0 : 0.0; }
+
 __device__ __forceinline__ double f64_from_f32(float v) { return v; }
 
 __device__ __forceinline__ float f32_from_f64(double v) { return __double2float_rn(v); }

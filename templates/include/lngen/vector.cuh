@@ -3,7 +3,7 @@
 //     const auto x = load<Row, ReadOnlyLoad>(x_ptr, v);  // Vec<bf16, Row::N>, zeros past the end of the row
 //     store<Row, PlainStore>(y_ptr, v, y);               // nothing past the end of the row
 //
-// A policy reads or writes one word of 2 to 16 bytes: ld.global, ld.global.nc, st.global and their cache hints in PTX,
+// A policy reads or writes one word of 1 to 16 bytes: ld.global, ld.global.nc, st.global and their cache hints in PTX,
 // what cub::CacheModifiedInputIterator is in CUB. A row layout (row_layout.cuh) says where the elements of a vector
 // lie.
 #ifndef LNGEN_VECTOR_CUH
@@ -14,6 +14,7 @@
 namespace lngen {
 
 template <int BYTES> struct Word;
+template <> struct Word<1> { using type = unsigned char; };
 template <> struct Word<2> { using type = unsigned short; };
 template <> struct Word<4> { using type = unsigned; };
 template <> struct Word<8> { using type = uint2; };
@@ -71,7 +72,7 @@ struct ReadOnlyLoad : Load {
     template <typename W> static __device__ __forceinline__ W read(const W* p) { return __ldg(p); }
 };
 
-// UnmovedLoad: reads 16, 8, 4 or 2 bytes where the statement stands. The compiler moves other loads past barriers, next
+// UnmovedLoad: reads 16, 8, 4, 2 or 1 bytes where the statement stands. The compiler moves other loads past barriers, next
 // to their use.
 struct UnmovedLoad16 : Load {
     static __device__ __forceinline__ uint4 read(const uint4* p) {
@@ -106,6 +107,15 @@ struct UnmovedLoad2 : Load {
         asm volatile("ld.global.u16 %0, [%1];"
             : "=h"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
         return w;
+    }
+};
+
+struct UnmovedLoad1 : Load {
+    static __device__ __forceinline__ unsigned char read(const unsigned char* p) {
+        unsigned w;
+        asm volatile("ld.global.u8 %0, [%1];"
+            : "=r"(w) : "l"(__cvta_generic_to_global(p)) : "memory");
+        return static_cast<unsigned char>(w);
     }
 };
 

@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,14 @@ from lngen.compiler.lower import Plan, lower
 from lngen.compiler.problem import problem
 from lngen.compiler.problem.schedule import MINIMUM_ARCH
 from lngen.compiler.schedule import MOST_TRIED, ranked
+from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.compiler.toolchain import ARCHES, compile_ptx, nvrtc
 from lngen.config import data_dir
 from lngen.errors import CompileError, EmitError
 from paths import ROOT
 from plans import PLANS, notes, plan_of, plans_of_every_template
+from whole_numbers import WHOLE, everywhere
 
 
 @pytest.fixture(params=PLANS)
@@ -337,10 +340,19 @@ def test_a_header_compiles_alone(header: str) -> None:
     assert ".entry k" in compile_ptx(source, "sm_90", name=f"{header}.cu")
 
 
+def kernels_of_whole_numbers() -> Iterator[str]:
+    """Kernels whose rows come by TMA."""
+    for dtype, stored in product(("f32", "f64"), WHOLE):
+        spec = make_spec(Definition("everywhere", everywhere(stored)), "fwd", {"d": 64, "dtype": dtype})
+        facts = problem(spec.graph(), spec.d)
+        found = {s.form: s for s in space(facts)}
+        yield COMMENT.sub("", emit(lower(spec, found["tma"], None, facts)))
+
+
 def test_every_name_of_the_headers_is_used() -> None:
     """By a kernel, by the text of an op, by another header or in its own."""
     ops = (path.read_text(encoding="utf-8") for path in (Path(lngen.__file__).parent / "compiler" / "ir").glob("*.py"))
-    used = set[str]().union(*map(words, (*kernels(), *ops)))
+    used = set[str]().union(*map(words, (*kernels(), *kernels_of_whole_numbers(), *ops)))
     for header, text in TEXTS.items():
         for name in PROVIDES[header].split():
             elsewhere = set[str]().union(*(words(t) for other, t in TEXTS.items() if other != header))

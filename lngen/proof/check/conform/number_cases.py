@@ -17,10 +17,8 @@ from lngen.proof.check.inputs import differing
 from lngen.proof.check.oracles import Expected
 
 SMALL = (3, 17)  # the formulas do not depend on the size
-TINY = {"f16": 2.0**-14, "bf16": 2.0**-126, "f32": 2.0**-126, "f64": 2.0**-1022}
 CONSTANTS = (0.0, 1.0, 3.3, -0.1, 7.0)
 RANDOM_CONSTANTS = 64
-LARGEST = {"f16": 65504.0, "bf16": 3.3e38, "f32": 3.4e38, "f64": 1.79e308}
 
 
 def ordinary(suite: Calls, *, m: int | None = None, d: int | None = None) -> Found:
@@ -43,16 +41,16 @@ def spread(suite: Calls, *, std: float) -> Found:
 
 def huge(suite: Suite) -> Found:
     """Numbers as large as the sum of their squares allows."""
-    std = min(LARGEST[str(suite.contract.dtype)] / 6, _room(suite))
+    std = min(suite.contract.dtype.largest / 6, _room(suite))
     inputs = suite.inputs(mean=0.0)
     return suite.accuracy(changed(inputs, x=np.clip(inputs["x"].astype(np.float64), -6, 6) * std))
 
 
 def overflow(suite: Suite) -> Found:
     """Rows whose squares overflow, beside ordinary ones: right, or NaN, or beta, 0 without one (rstd is 0)."""
-    dtype = str(suite.contract.dtype)
+    dtype = suite.contract.dtype
     std = 1e300 if dtype == "f64" else 1e30
-    if LARGEST[dtype] / 6 <= _room(suite):
+    if dtype.largest / 6 <= _room(suite):
         raise SkippedError(f"the squares of {dtype} do not overflow {suite.contract.compute}")
     inputs = {n: a for n, a in suite.inputs(mean=0.0).items() if n != "dy"}
     x = inputs["x"].astype(np.float64)
@@ -74,7 +72,7 @@ def overflow(suite: Suite) -> Found:
 
 def _room(suite: Suite) -> float:
     """A standard deviation whose squares, in the compute dtype, can be added over a row."""
-    return float(np.sqrt(LARGEST[str(suite.contract.compute)] / suite.d) / 8)
+    return float(np.sqrt(suite.contract.compute.largest / suite.d) / 8)
 
 
 def _rows_excess(suite: Suite, inputs: Inputs, y: Array, rows: Array) -> float:
@@ -105,7 +103,7 @@ def _weights(suite: Calls, change: Callable[[Array], Array]) -> Found:
 def subnormal_x(suite: Suite) -> Found:
     """Every x below the smallest normal number of its dtype."""
     inputs = suite.inputs(mean=0.0)
-    tiny = TINY[str(suite.contract.dtype)]
+    tiny = suite.contract.dtype.normal
     return suite.accuracy(changed(inputs, x=np.clip(inputs["x"].astype(np.float64), -6, 6) * tiny / 8))
 
 
@@ -113,7 +111,7 @@ def subnormal_y(suite: Suite) -> Found:
     """gamma and beta, and with them y, below the smallest normal number: a flush to zero is detected."""
     suite.need_weights()
     inputs = {n: a for n, a in suite.inputs().items() if n != "dy"}
-    small = max(TINY[str(suite.contract.dtype_of(n))] for n in ("y", "gamma")) / 16
+    small = max(suite.contract.dtype_of(n).normal for n in ("y", "gamma")) / 16
     small = max(small, 64 * suite.contract.weight.floor)
     new = {n: inputs[n].astype(np.float64) * small for n in ("gamma", "beta") if n in inputs}
     return suite.accuracy(changed(inputs, **new))
@@ -238,7 +236,7 @@ def in_ulps(want: Expected, got: Array, dtype: DType) -> Ulps:
     """The distances of ``got`` from the correctly rounded result."""
     rounded = round_to(want.value.astype(np.float64), dtype).astype(want.value.dtype)
     step = np.ldexp(rounded.dtype.type(dtype.roundoff), np.frexp(rounded)[1])  # between neighbours at each value
-    unit = np.maximum(step, 2 * dtype.floor or 2.0**-1074)
+    unit = np.maximum(step, dtype.least)
     off = np.abs(got.astype(want.value.dtype) - rounded) / unit
     off = np.where(np.isfinite(off), off, np.inf)
     worst = np.unravel_index(int(off.argmax()), off.shape)

@@ -13,6 +13,7 @@ from lngen.compiler.ir import WIDE, D, DType, M, Type, compute_dtype, independen
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
 from lngen.compiler.passes.instance import lengths
 from lngen.compiler.spec import Spec
+from lngen.dtypes import FLOATS
 from lngen.errors import SpecError
 from lngen.proof.check.conform.implementations import FailedError, Found, Ran, Target, clone
 from lngen.proof.check.differences import real_results
@@ -129,7 +130,7 @@ class Calls(ABC):
             wanted = self.type_of(name)
             if got.shape != wanted.shape(m, d):
                 raise FailedError(f"{name} has shape {got.shape}, expected {wanted.shape(m, d)}.")
-            if got.dtype not in FROM_NUMPY:
+            if FROM_NUMPY.get(got.dtype) not in FLOATS:
                 raise FailedError(f"{name} has dtype {got.dtype}, expected {wanted.dtype}.")
             with np.errstate(all="ignore"):
                 found[name] = np.array(got.astype(NUMPY_DTYPE[wanted.dtype]))
@@ -249,12 +250,15 @@ class GraphSuite(Calls):
         self._types |= {name: v.type for name, v in self._cotangents.items()}
         self._types |= {name: self._types[same] for name, same in spec.graph().shared.items()}
         outputs = spec.definition.outputs(spec.options)
-        self.matrices = tuple(n for n in (*self._given, *self._cotangents) if self.type_of(n).axes == WIDE)
+        floats = [n for n in (*self._given, *self._cotangents) if self.type_of(n).dtype.digits]
+        self.matrices = tuple(n for n in floats if self.type_of(n).axes == WIDE)
         self.rowwise = tuple(n for n in (*outputs, *target.gradients) if M in self.type_of(n).axes)
         self.columns = tuple(n for n in target.gradients if M not in self.type_of(n).axes)
         self.joined = not independent_rows(self.forward)
         self.positive = spec.positive_inputs()
-        self.weights = tuple(n for n in self._given if self.type_of(n).axes == (D,) and n not in self.positive)
+        self.weights = tuple(
+            n for n in self._given if n in floats and self.type_of(n).axes == (D,) and n not in self.positive
+        )
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
 
