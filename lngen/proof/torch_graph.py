@@ -22,6 +22,7 @@ from lngen.compiler.ir import (
     Graph,
     Lengths,
     Value,
+    derived_axes,
     is_over_segments,
     unequal,
     values_of,
@@ -39,7 +40,7 @@ class Call:
     """What the meanings of a call share: PyTorch, the lengths of the axes, the dtype of each lngen dtype."""
 
     torch: ModuleType
-    size: Lengths
+    size: Mapping[Axis, int]
     dtypes: Mapping[DType, Any]
     like: Tensor
 
@@ -49,9 +50,15 @@ class Call:
             return x
         return self.torch.full((1, 1), x, dtype=self.dtypes[eqn.out.type.dtype], device=self.like.device)
 
+    @property
+    def lengths(self) -> Lengths:
+        """The lengths of a graph that derives axes."""
+        assert isinstance(self.size, Lengths)
+        return self.size
+
     def at(self, x: Tensor, place: int, axis: Axis, wanted: Axis) -> Tensor:
         """``x`` along ``axis``, repeated for the elements of the finer axis ``wanted``."""
-        return x.index_select(place, self.torch.from_numpy(self.size.positions(wanted, axis)).to(x.device))
+        return x.index_select(place, self.torch.from_numpy(self.lengths.positions(wanted, axis)).to(x.device))
 
     def grouped(self, x: Tensor, eqn: Eqn) -> tuple[Tensor, int]:
         """``x`` with the elements that a reduction joins in a dimension of their own, and that dimension."""
@@ -60,7 +67,7 @@ class Call:
             return x, place
         shape = [*x.shape]
         shape[place] = self.size[eqn.axis]
-        groups = self.torch.from_numpy(self.size.groups(eqn.axis, eqn.to)).to(x.device)
+        groups = self.torch.from_numpy(self.lengths.groups(eqn.axis, eqn.to)).to(x.device)
         full = x.expand(shape).index_select(place, groups.reshape(-1))
         return full.unflatten(place, tuple(groups.shape)), place + 1
 
@@ -120,19 +127,19 @@ def _run(
     found: dict[Axis, int] = {}
     for value, tensor in given.items():
         found |= dict(zip(value.type.axes, tensor.shape, strict=True))
-    size = Lengths(found)
+    size = Lengths(found) if derived_axes(graph) else found  # torch.compile knows plain dictionaries alone
     dtypes = {DType(t): torch.float64 if wide else own for t, own in torch_dtypes().items()}
     call = Call(torch, size, dtypes, next(iter(given.values())))
     values = {**numbers, **{v: t.reshape(_spread(v, size)) for v, t in given.items()}}
     for eqn in eqns:
         args = [values[a] for a in eqn.args]
-        for n, place, axis, finer in unequal(eqn):
+        for n, place, axis, finer in unequal(eqn) if isinstance(size, Lengths) else ():
             args[n] = call.at(args[n], place, axis, finer)
         values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(args))
     return tuple(_gather(call, graph, r, values[r]) for r in wanted)
 
 
-def _spread(value: Value, size: Lengths) -> tuple[int, ...]:
+def _spread(value: Value, size: Mapping[Axis, int]) -> tuple[int, ...]:
     """The shape over [M, D], of size 1 along the axes that the value lacks."""
     axes = (value.type.along(root) for root in WIDE)
     return tuple(1 if axis is None else size[axis] for axis in axes)
@@ -198,7 +205,7 @@ MEANINGS: dict[str, Meaning] = {
     **{op: _reduced(method) for op, method in REDUCTIONS.items()},
     "reduce_dot": lambda c, e, a: _reduced("sum")(c, e, (a[0] * a[1],)),
     "const": lambda c, e, a: float(e.value),
-    "size": lambda c, e, a: float(c.size[e.axis] if e.per is None else c.size.per(e.axis, e.per)),
+    "size": lambda c, e, a: float(c.size[e.axis] if e.per is None else c.lengths.per(e.axis, e.per)),
     "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype]),
     "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
     "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),

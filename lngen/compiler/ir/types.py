@@ -444,9 +444,9 @@ def unequal(eqn: Eqn) -> tuple[tuple[int, int, Axis, Axis], ...]:
 
     The place is 0 for M, 1 for D.
     """
-    along_all = axes_union(*(a.type.axes for a in eqn.args))
-    if all(len(a.type.axes) == 0 or a.type.axes[-1].base is None is a.type.axes[0].base for a in eqn.args):
+    if all(axis.base is None for a in eqn.args for axis in a.type.axes):
         return ()
+    along_all = axes_union(*(a.type.axes for a in eqn.args))
     return tuple(
         (n, WIDE.index(axis.root), axis, wanted)
         for n, arg in enumerate(eqn.args)
