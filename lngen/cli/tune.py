@@ -371,9 +371,9 @@ def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule],
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:
     """Write the table of a GPU from recorded times."""
-    from lngen.compiler.schedule.recorded import latest, points
     from lngen.files import write_all
     from lngen.lab.tune.device_table import build, text
+    from lngen.lab.tune.recorded import latest, points
 
     if not sources:
         raise click.UsageError("--table takes times from --database FILE, --recorded FILE, or both; got neither.")

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 from uuid import UUID
 
-from lngen.compiler.schedule.recorded import benched
 from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import load_cupy, parse_json, read, shown, write_all
 from lngen.lab.bench.records import HostRecord, Record, judge, summarise
 from lngen.lab.bench.tasks import DIRECTIONS
+from lngen.lab.tune.recorded import benched
 from lngen.user_input import LARGEST
 from lngen.version import __version__
 

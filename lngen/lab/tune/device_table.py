@@ -11,8 +11,8 @@ from typing import Any
 from lngen.compiler.devices import Device
 from lngen.compiler.problem import Schedule
 from lngen.compiler.schedule import workload
-from lngen.compiler.schedule.recorded import Point
 from lngen.compiler.schedule.table import Key, Table, key_of
+from lngen.lab.tune.recorded import Point
 
 NOISE = 0.02  # two times that differ by less are equal, since those of different runs differ
 TIE = 0.01  # means of one run that differ by less are equal: the least of many is that much too good by chance
