@@ -72,6 +72,11 @@ def rows_of_a_block(p: Problem) -> tuple[int, ...]:
     return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
 
 
+def whole_groups(s: Schedule, p: Problem) -> bool:
+    """True unless a cluster adds column sums without all row groups of the graph side by side."""
+    return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
+
+
 def groups_of_a_block(s: Schedule, p: Problem) -> int:
     """Row groups side by side in a block that adds column sums: with form multipass in the kernel that only does so."""
     return min(rows_of_a_block(p)) if s.form == "multipass" else s.rows_per_block

@@ -25,6 +25,7 @@ from lngen.compiler.problem.footprint import (
     vectors_per_thread,
     widened_registers,
 )
+from lngen.compiler.problem.schedule import BULK_FORMS
 from lngen.compiler.schedule.space import Numbers, Schedules, multipass_space, roomy_space
 from lngen.compiler.schedule.table import rows_of, workload
 from lngen.errors import ScheduleError
@@ -34,7 +35,6 @@ L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 w
 THREAD_INSTRUCTIONS_PER_CYCLE = 128  # of a multiprocessor: four schedulers, a warp each
 SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486, table of latencies
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
-BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
 # Fields for Schedules.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
