@@ -11,43 +11,10 @@ from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.compiler.passes.instance import positive_inputs
 from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
-from lngen.compiler.passes.simplify import IDENTITIES, Contribution, Log, Step, simplify
+from lngen.compiler.passes.simplify import IDENTITIES, Log, simplify
 from lngen.compiler.passes.validate import defined, validate
 from lngen.compiler.passes.variance import compensate, place_spread
 from lngen.compiler.passes.vjp import NONE, constants, vjp
-
-__all__ = [
-    "IDENTITIES",
-    "ColumnOrder",
-    "Contribution",
-    "Log",
-    "RowOrder",
-    "Step",
-    "Trace",
-    "accumulate",
-    "accumulated",
-    "backward",
-    "compensate",
-    "cse",
-    "dce",
-    "decompose",
-    "defined",
-    "finish",
-    "order_sums",
-    "orders",
-    "place_fma",
-    "place_spread",
-    "positive_inputs",
-    "rebuilt",
-    "rule_of",
-    "save",
-    "share_constants",
-    "share_results",
-    "sharers",
-    "simplify",
-    "validate",
-    "vjp",
-]
 
 
 class Trace(dict[str, Graph]):
