@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from lngen.compiler.ir.names import describing, of_number, plain, widened
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import substitute
 from lngen.compiler.passes.instance import cotangents, instance
-from lngen.compiler.passes.simplify import Contribution, Log, Step, simplify
+from lngen.compiler.passes.simplify import simplify
 from lngen.errors import DerivativeError
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -41,7 +42,6 @@ def vjp(
     of: tuple[str, ...] | None = None,
     stored: Mapping[str, DType] = NONE,
     constants: Collection[Value] = (),
-    log: Log | None = None,
 ) -> Graph:
     """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
@@ -60,10 +60,30 @@ def vjp(
     inputs = tuple(_find(graph, "wrt", "input", graph.tensors, n) for n in wrt)
     if not inputs:
         raise DerivativeError(f"graph @{graph.name}: no input has a gradient, so that there is no backward.")
+    b, cotangents, _ = sum_cotangents(graph, inputs, results, constants)
+    to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
+    return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
+
+
+class Contribution(NamedTuple):
+    """What an equation adds to the cotangent of an operand.
+
+    ``given`` is the cotangent of its result, and ``each`` what is added up over the axes that the operand lacks.
+    """
+
+    eqn: Eqn
+    given: Value
+    operand: Value
+    each: Value
+    added: Value
+
+
+def sum_cotangents(
+    graph: Graph, inputs: tuple[Value, ...], results: tuple[Value, ...], constants: Collection[Value] = ()
+) -> tuple[Builder, dict[Value, Value], list[Contribution]]:
+    """The equations of a derivative, the cotangents of the forward's values, and what they are sums of."""
     b = Builder(graph.name.removesuffix("_fwd") + "_bwd", params=graph.params, eqns=graph.eqns)
-    log = Log() if log is None else log
-    cotangents = log.cotangents
-    cotangents.update({result: _seed(b, result) for result in results})
+    cotangents, found = {result: _seed(b, result) for result in results}, list[Contribution]()
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
     for p in inputs:
         b.reserve(f"d{p.name}", f"the gradient of '{p.name}'")
@@ -76,12 +96,10 @@ def vjp(
         for arg, ct in zip(eqn.args, _contributions(b, eqn, cotangents[eqn.out], uses), strict=True):
             if arg in wanted and arg not in constants and ct is not None:
                 name = widened(f"d{plain(arg.name)}") if arg in inputs else f"d{arg.name}"
-                one, ct = ct, _sum_over(b, name, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
-                log.contributions.append(Contribution(eqn, cotangents[eqn.out], arg, ct))
-                log.steps += [Step("repeated", ct)] if one != ct else []
-                cotangents[arg] = b.add(name, cotangents[arg], ct) if arg in cotangents else ct
-    to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
-    return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
+                added = _sum_over(b, name, ct, (*ct.type.axes, *eqn.out.type.axes), arg.type.axes)
+                found.append(Contribution(eqn, cotangents[eqn.out], arg, ct, added))
+                cotangents[arg] = b.add(name, cotangents[arg], added) if arg in cotangents else added
+    return b, cotangents, found
 
 
 def _contributions(b: Builder, eqn: Eqn, given: Value, uses: Mapping[Value, int]) -> tuple[Value | None, ...]:
@@ -161,7 +179,6 @@ def constants(
     graph: Graph,
     wrt: tuple[str, ...],
     of: tuple[str, ...],
-    log: Log | None = None,
     eps: float = DEFAULT_EPS,
     positive: Collection[str] = (),
 ) -> frozenset[Value]:
@@ -186,8 +203,6 @@ def constants(
                 raise DerivativeError(_why(graph, eqn, of))
         elif cancels:
             found.add(eqn.out)
-            if log is not None:
-                log.steps.append(Step("maximum", eqn.out))
     return frozenset(found)
 
 
