@@ -60,10 +60,10 @@ class Views:
 
     def check(self) -> None:
         """Refuse a picture that cannot be drawn, before anything is measured."""
-        from lngen.lab.bench.figures import check
+        from lngen.lab.bench.figures import check_plot
 
         if self.plot_file is not None:
-            check(self.plot_file)
+            check_plot(self.plot_file)
 
     def show(self, spec: str, rows: int, trials: Sequence[Trial], choice: Choice | None) -> None:
         """Write the requested views of one job."""

@@ -47,7 +47,7 @@ class Wanted:
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
 
 
-def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
+def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
     """LngenError if a library cannot be had this way; ``hub``: in a hub package; ``there``: in the folder already."""
     if hub and "c" in kinds:
         raise LngenError("a hub package has no C library; emit c with --layout pack.")

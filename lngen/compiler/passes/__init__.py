@@ -10,7 +10,7 @@ from lngen.compiler.passes.decompose import decompose, place_fma
 from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.compiler.passes.instance import positive_inputs
-from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
+from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, suited_cluster
 from lngen.compiler.passes.simplify import simplify
 from lngen.compiler.passes.validate import defined, validate
 from lngen.compiler.passes.variance import compensate, place_spread

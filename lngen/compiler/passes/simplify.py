@@ -44,8 +44,8 @@ def simplify(graph: Graph, *seeds: str) -> Graph:
     Forward values do not change; the rules for the others are:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
-    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own, so
-      that no sum waits for another;
+    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own: no sum
+      waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out, and also a number per row that most terms share;
     - a product that the forward pass names (xhat = xc * rstd, or 1 / sum) is used by that name. Under a sum this keeps

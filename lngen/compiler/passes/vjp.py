@@ -49,12 +49,13 @@ def vjp(
 
         graph @f(%x, %gamma) -> (y, z)    becomes    graph @f_bwd(%dy, %dz, %x, %gamma) -> (dx, dgamma)
 
-    The forward equations come first, then one derivative row of the op table per equation, in reverse.
-    A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype of its input or
-    to that in ``stored``, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank
-    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose cotangents
-    add up to zero. DerivativeError if a name of ``wrt`` or ``of`` does not exist, if ``wrt`` has none, or if no result
-    depends on an input; VerifyError if a value has the name of a cotangent or of a gradient.
+    The forward equations come first, then one derivative row of the op table per equation, in reverse. A cotangent has
+    the compute dtype: f32, or f64 for f64 values. It is rounded once, at the end, to the dtype of its input or to that
+    in ``stored``. A cotangent that no path reaches is zeros. Reverse accumulation as in Griewank and Walther,
+    Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose cotangents add up to zero.
+
+    DerivativeError if a name of ``wrt`` or ``of`` does not exist, if ``wrt`` has none, or if no result depends on an
+    input. VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
     inputs = tuple(_find(graph, "wrt", "input", graph.tensors, n) for n in wrt)

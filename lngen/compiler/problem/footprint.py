@@ -142,9 +142,9 @@ def dynamic_shared(s: Schedule, p: Problem) -> int:
 def registers(s: Schedule, p: Problem) -> int:
     """Registers per thread below which the kernel is expected to spill.
 
-    These are the words that stay live from row to row or from phase to phase: column sums, cached [D] inputs, the
-    inputs of a row in registers, each in its own width; and fractions of the computed values that a later phase uses
-    again, of weights that are loaded late, and of a row in flight.
+    The count has the words that stay live from row to row or from phase to phase: column sums, cached [D] inputs, and
+    the inputs of a row in registers, each in its own width. It adds a fitted fraction of the values that a later phase
+    uses again, of weights that are loaded where they are used, and of a row in flight.
     """
     elements = vectors_per_thread(s, p) * p.chunk
     real = p.real_size / 4

@@ -164,9 +164,9 @@ def _option_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         s.form != "tma" or not s.tma_store or not odd,
         lambda: f"rows, or cluster tiles, that are stored by bulk copies are multiples of {BULK} bytes, got {odd}",
     )
-    kept = staged or (s.form == "registers" and not p.column_sums)
+    may_cache = staged or (s.form == "registers" and not p.column_sums)
     yield (
-        not s.cached_weights or (bool(p.column_sizes) and kept),
+        not s.cached_weights or (bool(p.column_sizes) and may_cache),
         lambda: f"cached_weights belongs to a [D] input and form={ANY_STAGED}, or form=registers without column sums",
     )
     yield not s.row_in_registers or staged, lambda: f"row_in_registers belongs to form={ANY_STAGED}"

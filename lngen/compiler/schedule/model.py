@@ -53,7 +53,7 @@ class Model:
     warp              ns for each warp whose sums the threads of a row add after the barrier
     near              ns of a round trip to the L2 cache or to another block's shared memory
     issue             warp instructions per equation and element: the arithmetic, and conversions around it
-    alone             cycles per instruction of a warp that depends on the previous one
+    dependent         cycles per instruction of a warp that depends on the previous one
     atomic            ns of an atomic operation that all blocks wait for: the first rows of a dynamic scheduler, a grid
                       barrier
     uneven            fraction by which the slowest multiprocessor is later under a static scheduler
@@ -69,7 +69,7 @@ class Model:
     warp: float = 42
     near: float = 419
     issue: float = 0.79
-    alone: float = 1.68
+    dependent: float = 1.68
     atomic: float = 1315
     uneven: float = 0.033
     copy: float = 11.9
@@ -276,7 +276,7 @@ def _row_work(f: Features, instructions: Numbers, ns_per_cycle: float, model: Mo
     reduction = np.log2(np.minimum(f.threads, WARP)) * SHUFFLE_CYCLES * ns_per_cycle
     across_warps = _barriers(f, model) + (f.threads > WARP) * model.warp * f.threads / WARP
     reduction = reduction + across_warps + (f.cluster > 1) * model.near
-    work = f.reductions * reduction + f.elements * model.issue * instructions * model.alone * ns_per_cycle
+    work = f.reductions * reduction + f.elements * model.issue * instructions * model.dependent * ns_per_cycle
     total: Numbers = work + f.late_weights * model.near + f.extra_barriers * model.barrier + ns_per_cycle
     return total
 

@@ -113,8 +113,8 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
 def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
     """What ``measured`` yields, each with its table and the key of its entry.
 
-    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU: where both were timed (76
-    points of an H100 and an H200), they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
+    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU. Both were timed at 76 points
+    of an H100 and an H200: they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
     """
     near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
     for table, key, entry in sorted(near, key=lambda found: found[1].d != p.d):

@@ -203,8 +203,8 @@ class Sample:
 def unfitted() -> Model:
     """Round values, from which a fit that must not know a D starts."""
     return Model(
-        bandwidth=0.9, blend=3, launch=500, barrier=50, warp=50, near=300, issue=1, alone=1.5, atomic=1000, uneven=0.03,
-        copy=10, block=1, start=2,
+        bandwidth=0.9, blend=3, launch=500, barrier=50, warp=50, near=300, issue=1, dependent=1.5, atomic=1000,
+        uneven=0.03, copy=10, block=1, start=2,
     )  # fmt: skip
 
 
