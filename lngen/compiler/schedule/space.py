@@ -18,7 +18,6 @@ from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.intp]
-Fields = tuple[int, ...]  # the fields of a schedule in their order, with the number of its form
 
 FIELDS = tuple(f.name for f in fields(Schedule))
 FLAG_FIELDS = frozenset(f.name for f in fields(Schedule) if isinstance(f.default, bool))
@@ -44,15 +43,11 @@ class Schedules:
         self._groups: dict[tuple[str, ...], tuple[list[Schedule], Places]] = {}
 
     @classmethod
-    def of_fields(cls, listed: Iterable[Fields]) -> Schedules:
-        """Schedules by their fields, in their order."""
-        numbers = np.fromiter(chain.from_iterable(listed), dtype=np.int64)
-        return cls(np.ascontiguousarray(numbers.reshape(-1, len(FIELDS)).T))
-
-    @classmethod
     def of(cls, schedules: Iterable[Schedule]) -> Schedules:
         """Schedules in their order."""
-        return cls.of_fields((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
+        rows = ((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
+        numbers = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+        return cls(np.ascontiguousarray(numbers.reshape(-1, len(FIELDS)).T))
 
     def __len__(self) -> int:
         return len(self._table[0])
