@@ -187,8 +187,8 @@ def constants(
 
     exp(x - max(x)) / sum(exp(x - max(x))) does not change with the maximum that it subtracts; sum(exp(x - max(x)))
     does. DerivativeError for a detached value whose effects do not cancel: the gradient would not be that of the
-    forward. Each value is tried while all others are constants. If none of them has an effect alone, all of them
-    together have none: the value that is computed last reaches the results directly. Where ``simplify`` cannot show
+    forward. Each value is tried while all others are constants. That suffices: if several acted together, the last one
+    computed would act alone. Where ``simplify`` cannot show
     that the effects of a detached value cancel, numbers do: ``eps`` and ``positive`` as in ``instance``.
     """
     wanted = downstream(graph.eqns, [p for p in graph.params if p.name in wrt])

@@ -33,7 +33,7 @@ BOUNDED = 2.0**16  # a factor of at most this size makes infinite only what near
 
 
 class Hazard(NamedTuple):
-    """What an equation can do and for which numbers, what stands against it, and the number that ``risk`` names."""
+    """A hazard of one equation: what goes wrong and for which inputs, what prevents it, the number in ``risk``."""
 
     name: str
     risk: str
@@ -77,7 +77,7 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
 
 
 def complement(g: Facts, e: Eqn) -> Iterator[Hazard]:
-    """c - v and v - c with a constant c that v may be near, and v - v^2, which is v (1 - v)."""
+    """Subtractions that can cancel: c - v and v - c with v near a constant c; v - v^2, which is v (1 - v)."""
     if not (found := g.difference(e)):
         return
     (a, b, taken), one = found, Range(1, 1)

@@ -23,8 +23,8 @@ def build(device: Device, compared: Sequence[Point], defaults: Sequence[Point] =
     """The table of a GPU.
 
     compared  points at which several schedules were timed side by side. The table has the nearest to the best in
-              geometric mean over the points of a key and class. Of those that tie, it has the one that ties at most
-              points of the key, then at most points of all rows of its kind: so there are fewer kernels
+              geometric mean over the points of a key and class. Ties go to the schedule that is among the best
+              at the most points of the key, then of all rows of its kind, so that few kernels are built
     defaults  points of one schedule each, timed in other runs: kept where no other schedule is known to be faster
     """
     groups: dict[tuple[Key, int], list[Point]] = {}
