@@ -114,7 +114,8 @@ _ROOMS = {
     "proof": "check ptx torch_graph",
 }
 _MOVED = {name: f"lngen.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()} | {
-    "aot": "lngen.packs"
+    "aot": "lngen.packs",
+    "schedule.recorded": "lngen.lab.tune.recorded",
 }
 
 
@@ -130,7 +131,7 @@ class _Moved:
             return None
         from importlib.util import find_spec
 
-        found = find_spec(".".join([_MOVED[first], *inner]))
+        found = find_spec(_MOVED.get(rest) or ".".join([_MOVED[first], *inner]))
         packages = found and found.submodule_search_locations
         loader: Any = cls(found) if found else None
         return found and ModuleSpec(name, loader, origin=found.origin, is_package=packages is not None)

@@ -188,6 +188,8 @@ OLD_NAMES = {
     "ptx": "proof.ptx",
     "torch_graph": "proof.torch_graph",
     "bench.records": "lab.bench.records",
+    "schedule.table": "compiler.schedule.table",
+    "schedule.recorded": "lab.tune.recorded",
 }
 
 

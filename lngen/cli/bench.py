@@ -180,7 +180,7 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     from lngen.lab.bench import figures, store, summary
 
     if plot_file is not None:
-        figures.check(plot_file)
+        figures.check_plot(plot_file)
     if sources:
         files = [store.read_json(path) for path in sources]
         found = store.merged(files)

@@ -60,10 +60,10 @@ class Views:
 
     def check(self) -> None:
         """Refuse a picture that cannot be drawn, before anything is measured."""
-        from lngen.lab.bench.figures import check
+        from lngen.lab.bench.figures import check_plot
 
         if self.plot_file is not None:
-            check(self.plot_file)
+            check_plot(self.plot_file)
 
     def show(self, spec: str, rows: int, trials: Sequence[Trial], choice: Choice | None) -> None:
         """Write the requested views of one job."""
@@ -371,9 +371,9 @@ def _ranking_text(lines: Sequence[Mapping[str, Any]], found: Sequence[Schedule],
 
 def _write_table(path: Path, sources: Sequence[Path], device: str | None, output: Output) -> None:
     """Write the table of a GPU from recorded times."""
-    from lngen.compiler.schedule.recorded import latest, points
     from lngen.files import write_all
     from lngen.lab.tune.device_table import build, text
+    from lngen.lab.tune.recorded import latest, points
 
     if not sources:
         raise click.UsageError("--table takes times from --database FILE, --recorded FILE, or both; got neither.")

@@ -152,7 +152,7 @@ _NOTE = "  // "
 def laid_out(text: str) -> str:
     """``text`` with every line indented by its open brackets, and blank lines only between statements.
 
-    A line of spaces is a macro that wrote nothing, and goes; an empty line is meant.
+    Lines of spaces are dropped: they are macros that wrote nothing. Empty lines are kept.
     """
     lines = list(_tight(_indented([line for line in text.splitlines() if not line or line.strip()])))
     listed: list[str] = []
@@ -221,7 +221,7 @@ def _with_note(lines: list[str], note: str) -> list[str]:
 def fitted(line: str) -> list[str]:
     """The lines for ``line``: code breaks after a comma or before an operator.
 
-    They continue further to the right, but for the rest of a list whose bracket an earlier line opens.
+    Continuation lines are indented more, except inside a bracket that an earlier line opened.
     """
     if len(line) <= WIDTH:
         return [line]

@@ -1,8 +1,8 @@
 """The interpreter: the meaning of a graph, in NumPy. Its results are, by definition, correct to the bit.
 
-NaN and infinity go where IEEE 754 sends them: an operation on a NaN gives a NaN, inf - inf, 0 * inf, 0 / 0 and
-the root of a negative number give one, and nothing is flushed or clamped. Which NaN (sign, payload) is not
-defined: all NaNs count as one value wherever bits are compared.
+NaN and infinity go where IEEE 754 sends them. An operation on a NaN gives a NaN; so do inf - inf, 0 * inf, 0 / 0 and
+the root of a negative number. Nothing is flushed or clamped. Which NaN (sign, payload) is not defined: all NaNs count
+as one value wherever bits are compared.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Graph
 from lngen.lab.bench.agreement import CALLS, Arrays, Implementation, Line, Run, compare, draw, origin, peers, table
-from lngen.lab.bench.figures import check
+from lngen.lab.bench.figures import check_plot
 from lngen.launch.runtime.launcher import Launcher, device_arch, device_count
 from lngen.launch.runtime.norm import Norm
 from lngen.launch.runtime.numpy_arrays import launch_numpy
@@ -100,7 +100,7 @@ def main() -> None:
     if not all(0 < batch <= given.rows for batch in batches):
         parser.error(f"--batches: numbers from 1 to {given.rows} are expected, got {given.batches}.")
     if given.plot:
-        check(given.plot)
+        check_plot(given.plot)
 
     lines: list[Line] = []
     chosen = {}

@@ -44,7 +44,7 @@ class Recipe(NamedTuple):
     near         pairs of arrays that are checked when their addresses are close
     spans        the memory of each array, None for a new one
     bounds       launches that only lack the addresses, by width of access
-    overlaps     the inputs that are overwritten, by kernels and by addresses less the first
+    overlaps     the inputs that kernels overwrite, by kernels and by addresses relative to the first
     """
 
     device: int

@@ -233,8 +233,8 @@ def replaced(
     """Names of the inputs of which a result takes the exact place; ArrayError if a result shares memory otherwise.
 
     The first ``inputs`` values are the inputs. ``again`` is the part of a schedule that reads inputs after results are
-    stored; with it, no result may take an input's place. ``added``: by the name of a result, the input that it is added
-    to: it may always take the place of that input, whose name is not returned.
+    stored; with it, no result may take an input's place. ``added`` maps a result to the input it
+    is added to. The result may always overwrite that input, whose name then is not returned.
     """
     found = []
     for i, result in enumerate(places[inputs:], inputs):

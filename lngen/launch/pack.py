@@ -17,7 +17,7 @@ from ..errors import LngenError, short
 from ..files import plain_json, read_inside, reason, sha256
 from .driver import gpu
 from .kernels import Described, Loaded
-from .shape import SCHEMA_VERSION, check_choice, check_document, check_set, check_spec, check_top
+from .shape import SCHEMA_VERSION, check_choice, check_dispatch, check_document, check_set, check_top
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -237,7 +237,7 @@ class Pack:
         found: Described = self._dispatch[spec]
         if spec not in self._checked:
             with _refusals(self.folder):
-                check_spec(spec, found, self._document)
+                check_dispatch(spec, found, self._document)
             self._checked.add(spec)
         return found
 

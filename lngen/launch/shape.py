@@ -214,12 +214,12 @@ def check_document(document: Any) -> None:
         if wrong := fault(facts, _LISTED):
             raise ValueError(f"file '{name}' has no valid {wrong!r}")
     for text, facts in document["specs"].items():
-        check_spec(text, facts, sets)
+        check_dispatch(text, facts, sets)
         for choice in choices_of(facts):
             check_choice(text, choice["file"], sets[choice["kernel_set"]])
 
 
-def check_spec(text: str, facts: Any, known: Container[str]) -> None:
+def check_dispatch(text: str, facts: Any, known: Container[str]) -> None:
     """ValueError unless the dispatch of a spec leads to ``known`` kernel sets."""
     if wrong := fault(facts, _DISPATCH):
         raise ValueError(f"spec {shown(text)} has no valid {wrong!r}")

@@ -137,9 +137,9 @@ def build(
     workload = read_trace(Path(trace)) if trace is not None else Workload((), ())
     wanted = _wanted(specs, workload, request)
     request.check(kinds)
-    c_library.check(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
+    c_library.check_kinds(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
     if layout == HUB:
-        hub.check(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
+        hub.check_package(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:
         chosen = [c for of in _all([pool.submit(choices, *one) for one in wanted], progress) for c in of]
         sets = _gather(chosen)

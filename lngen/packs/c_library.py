@@ -54,7 +54,7 @@ def _dl_type(dtype: DType) -> str:
     return f'{{{DLPACK[dtype.library.rstrip("0123456789")]}, {dtype.bits}, "{dtype}"}}'
 
 
-def check(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
+def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
     """LngenError if a library cannot be had this way; ``hub``: in a hub package; ``there``: in the folder already."""
     if hub and "c" in kinds:
         raise LngenError("a hub package has no C library; emit c with --layout pack.")

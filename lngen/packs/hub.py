@@ -116,7 +116,7 @@ def _backend(archs: list[str]) -> Facts:
 # ---- a build ----
 
 
-def check(folder: Path, directions: Iterable[str], kinds: Iterable[str], ptx: bool) -> None:
+def check_package(folder: Path, directions: Iterable[str], kinds: Iterable[str], ptx: bool) -> None:
     """LngenError if the package cannot be built, before anything is compiled.
 
     ``directions``: of the specs; ``kinds``: of the files; ``ptx``: an arch has PTX for newer GPUs.

@@ -205,7 +205,7 @@ def names_of(folder: Path, steps: Sequence[Step]) -> list[str]:
 def changes(
     folder: Path, new: Manifest, files: Mapping[str, bytes], derived: Derived | None = None
 ) -> tuple[list[Step], Manifest, list[str]]:
-    """What ``put`` writes, in order, the manifest last, which is the second; and what that replaces.
+    """Three results: the writes of ``put`` in order, the manifest last; the new manifest; the entries it replaces.
 
     The caller holds the lock.
     """

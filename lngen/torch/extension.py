@@ -57,7 +57,7 @@ def native(prepared: Prepared, inference: Kernels, saving: Kernels | None) -> Ca
     second = None if saving is None else plan_of(saving)
     if first is None or (saving is not None and second is None):
         return None
-    alone = copy(prepared)  # which has no such call: what knows each other in a circle stays for long
+    alone = copy(prepared)  # without the native call, to avoid a circle of references
 
     def planned(cotangents: Sequence[Tensor], kept: Sequence[Tensor], numbers: Tensor | None) -> Plan | None:
         return plan_of(alone.kernels_of([*cotangents, *kept], numbers))
@@ -72,7 +72,7 @@ def native(prepared: Prepared, inference: Kernels, saving: Kernels | None) -> Ca
 
 
 def _layout(given: Sequence[Tensor], saving: Kernels, number: int) -> Made:
-    """Shape, strides and dtype of what is kept: one of what is given, or of the outputs after that."""
+    """The layout of saved tensor ``number``: inputs come first, then outputs."""
     if number >= len(given):
         return saving.made[number - len(given)]
     tensor = given[number]

@@ -1,8 +1,8 @@
 """What a model's own norm computes: its forward against each of lngen's variants, on a copy on the CPU.
 
-The norms of Llama, T5 and Gemma have the same attributes, so their results must tell them apart. A variant is accepted
-if it agrees where rows and weight are float32, which fixes the mathematics, and where both have the dtype of the
-module's weight, which fixes the order of roundings. For each other pair of dtypes it is used only if it agrees there.
+The norms of Llama, T5 and Gemma have the same attributes, so their results must tell them apart. A variant
+must agree twice: in float32, which fixes the mathematics, and in the dtype of the module's weight, which fixes the
+order of roundings. For each other pair of dtypes it is used only if it agrees there.
 
 *float32*: at most 32 units of 2^-23, relative to max(1, |y|). Sums in another order and PyTorch's root give 8 or less.
 A divisor of D - 1 gives 2^22 / D, which is 64 at D = 65536. Half of the rows have a mean square of eps, so an eps that

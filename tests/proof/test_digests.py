@@ -75,7 +75,7 @@ def _graph(case: Case) -> tuple[Graph, int | None]:
 def _facts(graph: Graph, blocks: int | None) -> tuple[Any, ...]:
     """What the rule asks of a graph."""
     sums = sum(is_column_fold(e) for e in graph.eqns)
-    return order.element_size(graph), order.sum_size(graph), sums, order.sharers(graph, 2**14, V1), blocks
+    return order.element_size(graph), order.sum_size(graph), sums, order.suited_cluster(graph, 2**14, V1), blocks
 
 
 def _orders(patch: pytest.MonkeyPatch, rule: Rule, graphs: Iterable[tuple[Graph, int | None]]) -> list[Any]:

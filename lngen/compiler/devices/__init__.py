@@ -144,8 +144,8 @@ def device_for(arch: str) -> Device:
     A text that names no arch gets the oldest.
     """
     here = max((n for n in _capabilities() if n <= capability(arch)), default=min(_capabilities()))
-    standing = {capability(a): stem for stem, data in _data().items() for a in data["stands_for"]}
-    stem = standing[max((n for n in standing if n <= here), default=min(standing))]
+    by_arch = {capability(a): stem for stem, data in _data().items() for a in data["stands_for"]}
+    stem = by_arch[max((n for n in by_arch if n <= here), default=min(by_arch))]
     known = arch if capability(arch) >= here else f"sm_{here}"
     device = _device(_data()[stem] | {"arch": known}, _capabilities()[here])
     return replace(device, clusters=device.clusters[: device.largest_cluster.bit_length()])

@@ -7,19 +7,6 @@ from lngen.compiler.graphs import norms, softmax
 from lngen.compiler.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
-__all__ = [
-    "GRAPHS",
-    "GRAPH_ENDING",
-    "Chosen",
-    "Definition",
-    "GraphBuilder",
-    "Option",
-    "Options",
-    "definition_from",
-    "is_source",
-    "split_source",
-]
-
 _Described = tuple[Callable[[GraphBuilder], None], str]
 
 _GROUPS: dict[str, tuple[_Described, ...]] = {

@@ -43,8 +43,8 @@ class Definition:
     def from_graph(cls, graph: Graph, name: str | None = None) -> Definition:
         """The definition of a forward graph as it stands, ``parse(text)`` for example, for any D.
 
-        Its dtypes and constants are fixed. Results that lack D, and that another result is computed from, are
-        statistics, which backward may take from forward; the others are outputs. SpecError if the order of a sum is
+        Its dtypes and constants are fixed. A result without D from which another result is computed is a
+        statistic: backward may take it from forward. All other results are outputs. SpecError if the order of a sum is
         fixed: such a graph is for one D.
         """
         check_forward(graph)

@@ -64,9 +64,9 @@ CASTS = ("once", "llama", "gemma", "t5")
 def layernorm(b: GraphBuilder) -> None:
     """y = (x - mean) / sqrt(var + eps) * gamma + beta, the variance centred (Ba, Kiros and Hinton, 2016).
 
-    The mean is a sum in the compute dtype divided by D. Where equal elements could give a mean that differs from them
-    (f32 rows and sums, bf16 rows of more than 65536 elements, f16 of more than 8192), it is corrected by the mean of
-    the differences (``passes.compensate``). So the mean of a row of equal numbers is that number, and y is beta.
+    The mean is a sum in the compute dtype divided by D. Equal elements could give a mean that differs from them: in f32
+    rows and sums, in bf16 rows of more than 65536 elements, in f16 rows of more than 8192. There the mean of the
+    differences corrects it (``passes.compensate``). So the mean of equal numbers is that number, and y is beta.
     """
     x32 = b.input("x", M, D)
     weights = Weights.inputs(b, one=zero_centred(b))

@@ -30,8 +30,9 @@ def log_softmax(b: GraphBuilder) -> None:
 def cross_entropy(b: GraphBuilder) -> None:
     """loss = -sum(target * log_softmax(x)), a number per row, in f32; target is a distribution, such as a one-hot row.
 
-    A one-hot row says what an index would say; the IR has no integers. dx = (softmax(x) * sum(target) - target) *
-    dloss; target has no gradient. 0 log 0 is 0: a class of target 0 adds nothing, also if its logit is -inf.
+    A one-hot row says what an index would say; the IR has no integers. The gradient dx is
+    (softmax(x) * sum(target) - target) * dloss. The target has no gradient. 0 log 0 is 0, so a class of target 0 adds
+    nothing, also if its logit is -inf.
     """
     shifted, top = _shifted(b)
     target = b.input("target", M, D, differentiable=False)

@@ -3,8 +3,8 @@
 The equations are the definition: the interpreter evaluates them, kernels compute them, and both have the same bits.
 ``ULPS`` bounds their error in units in the last place of the exact result, 2^-149 for subnormal ones;
 ``tests/compiler/ir/test_functions.py`` compares with float64. A NaN gives a NaN. The coefficients are those of minimax
-polynomials (iteratively reweighted least squares at 2000 Chebyshev nodes, targets by mpmath), rounded to f32 one after
-the other, the lowest power first, each time with a new fit of the rest.
+polynomials: iteratively reweighted least squares at 2000 Chebyshev nodes, targets by mpmath. They are rounded to f32
+one after the other, the lowest power first. After each rounding the rest is fitted again.
 
 Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone.
 """

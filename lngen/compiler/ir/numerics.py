@@ -166,9 +166,10 @@ def segment_sums(x: Array, times: Array | None = None, *, chunk: int, segment: i
     """The sum of each segment of the last axis, [..., D] -> [..., S].
 
     The row is cut into segments of ``segment`` elements, the last perhaps shorter, and each segment into chunks of
-    ``chunk`` elements: runs of ``run`` consecutive ones (None: all of a chunk), at a distance of ``run`` times the
-    chunks of a segment. A chunk is added left to right, the chunks of a segment are added in a tree (``fold``). With
-    ``times``, of x's shape, the terms are products, each rounded together with its addition to the chunk.
+    ``chunk`` elements. A chunk consists of runs of ``run`` consecutive elements (None: it is one run). The distance of
+    its runs is ``run`` times the chunks of a segment. A chunk is added left to right, the chunks of a segment are added
+    in a tree (``fold``). With ``times``, of x's shape, the terms are products, each rounded together with its addition
+    to the chunk.
     """
     run, chunks = run or chunk, -(-segment // chunk)
     shape = *x.shape[:-1], chunk // run, chunks, run

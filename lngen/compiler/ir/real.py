@@ -1,12 +1,12 @@
 """The real-number meaning of ops, as exactly as float64 allows, with the error bound of their rounded evaluation.
 
-It shares nothing with the NumPy meaning: no cast rounds, and sums are NumPy's. Each value carries its bound
-(running error analysis: Higham, Accuracy and Stability of Numerical Algorithms, section 3.3): the propagated errors of
-the operands, to all orders, and half a unit in the last place of the value's own dtype. A sum over n terms adds the
-errors of the terms and, for each rounding along the path of a term, a unit roundoff of the sum of their absolute values
-(section 4.2); ``row_depth`` and ``column_depth`` bound the number of these roundings. The error of a selection whose
-operands may be in either order is as large as the selected value. No number is assumed to overflow, no intermediate one
-to be subnormal.
+It shares nothing with the NumPy meaning: no cast rounds, and sums are NumPy's. Each value carries its bound: the
+propagated errors of the operands, to all orders, and half a unit in the last place of the value's own dtype. This is a
+running error analysis (Higham, Accuracy and Stability of Numerical Algorithms, section 3.3). A sum adds the errors of
+its terms. Each rounding along the path of a term adds a unit roundoff of the sum of their absolute values (section
+4.2); ``row_depth`` and ``column_depth`` bound the number of these roundings. The error of a selection whose operands
+may be in either order is as large as the selected value. No number is assumed to overflow, no intermediate one to be
+subnormal.
 
 The signs of the errors are assumed independent. So the bound is larger than that of a derivation by hand, which uses
 for example that the sum of a centred row vanishes; the error of a wrong formula exceeds both by far.

@@ -10,58 +10,18 @@ from lngen.compiler.passes.decompose import decompose, place_fma
 from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.compiler.passes.instance import positive_inputs
-from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, sharers
-from lngen.compiler.passes.simplify import IDENTITIES, Contribution, Log, Step, simplify
+from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, suited_cluster
+from lngen.compiler.passes.simplify import simplify
 from lngen.compiler.passes.validate import defined, validate
 from lngen.compiler.passes.variance import compensate, place_spread
 from lngen.compiler.passes.vjp import NONE, constants, vjp
 from lngen.errors import SpecError
 
-__all__ = [
-    "IDENTITIES",
-    "ColumnOrder",
-    "Contribution",
-    "Log",
-    "RowOrder",
-    "Step",
-    "Trace",
-    "accumulate",
-    "accumulated",
-    "backward",
-    "compensate",
-    "cse",
-    "dce",
-    "decompose",
-    "defined",
-    "finish",
-    "order_sums",
-    "orders",
-    "place_fma",
-    "place_spread",
-    "positive_inputs",
-    "rebuilt",
-    "rule_of",
-    "save",
-    "share_constants",
-    "share_results",
-    "sharers",
-    "simplify",
-    "validate",
-    "vjp",
-]
-
 
 class Trace(dict[str, Graph]):
-    """The graph after every pass, by the pass' name, and the log of how a backward was derived.
-
-    ``raw``: the derivative as it is defined, with which the passes are compared.
-    """
+    """The graph after every pass, by the pass' name; ``raw``: the derivative as it is defined, to compare them with."""
 
     raw: Graph
-
-    def __init__(self, **graphs: Graph) -> None:
-        super().__init__(graphs)
-        self.log = Log()
 
 
 def backward(
@@ -85,14 +45,13 @@ def backward(
     of = tuple(r.name for r in graph.results if r.name not in saved) if of is None else of
     # A number per row that forward saves is an output only if it has a cotangent.
     outputs = tuple(r for r in graph.results if r.type.along(D) or r.name in of or r.name not in saved)
-    log = trace.log
-    constant, kept = constants(graph, wrt, of, log, eps, positive), replace(graph, results=outputs)
-    trace["vjp"] = derived = vjp(kept, wrt, of, stored, constant, log)
+    constant, kept = constants(graph, wrt, of, eps, positive), replace(graph, results=outputs)
+    trace["vjp"] = derived = vjp(kept, wrt, of, stored, constant)
     plain = not constant and all(e.op != "detach" for e in graph.eqns)
     trace.raw = derived if plain else defined(kept, wrt, of)
     seeds = (p.name for p in derived.params if p not in graph.params)
-    trace["simplify"] = derived = verify(simplify(derived, *seeds, log=log), "simplify")
-    trace["save"] = derived = verify(save(derived, graph, saved, demanded, log), "save")
+    trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
+    trace["save"] = derived = verify(save(derived, graph, saved, demanded), "save")
     return derived
 
 

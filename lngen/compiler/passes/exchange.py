@@ -8,13 +8,10 @@ from dataclasses import replace
 from lngen.compiler.ir import WIDE, Axis, Builder, D, Eqn, Graph, M, Value, print_eqn
 from lngen.compiler.ir.places import downstream, extract, upstream
 from lngen.compiler.passes.edit import dce, eqn_key
-from lngen.compiler.passes.simplify import Log, Step
 from lngen.errors import SpecError
 
 
-def save(
-    graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = (), log: Log | None = None
-) -> Graph:
+def save(graph: Graph, forward: Graph, names: tuple[str, ...], demanded: Collection[str] = ()) -> Graph:
     """Take the values called ``names`` from the forward run instead of computing them again.
 
     before:  graph @f_bwd(%dy, %x) ... %rstd = rsqrt %veps ...
@@ -43,11 +40,7 @@ def save(
     for value in run.saved:
         if value in forward.results and value.type.along(D):
             run.stand_in(value) if value.name in demanded else run.stand_for_sum(value)
-    found = run.graph()
-    if log is not None:
-        log.steps += [Step("saved", p) for p in found.params if p in forward.producers()]
-        log.steps += [Step("undone", e.out) for e in _undone(found, forward) if e.op != "cast"]
-    return found
+    return run.graph()
 
 
 def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
@@ -55,14 +48,14 @@ def rebuilt(graph: Graph, forward: Graph) -> Graph | None:
 
     Its parameters are the result, weights and statistics; None if no result has to be divided by or freed of them.
     """
-    undone = _undone(graph, forward)
-    if all(e.op == "cast" for e in undone):
+    found = undone(graph, forward)
+    if all(e.op == "cast" for e in found):
         return None
-    return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (undone[-1].out,))
+    return extract(graph, f"{forward.name.removesuffix('_fwd')}_rebuilt", graph.params, (found[-1].out,))
 
 
-def _undone(graph: Graph, forward: Graph) -> list[Eqn]:
-    """The equations that compute an operand of forward from a value that forward computes from that operand.
+def undone(graph: Graph, forward: Graph) -> list[Eqn]:
+    """The equations that undo forward: they compute an operand of a forward equation from its result.
 
     An equation that backward only repeats may differ from forward's as well: of equal constants it reads the first.
     """

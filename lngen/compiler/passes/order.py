@@ -221,7 +221,7 @@ def sum_size(graph: Graph) -> int:
 def orders(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0]) -> tuple[RowOrder, ColumnOrder]:
     """The orders of the sums over features and over rows of ``graph``; ``blocks`` share the rows if they are given."""
     rule, element = rule_of(order), element_size(graph)
-    cluster = sharers(graph, d, rule)
+    cluster = suited_cluster(graph, d, rule)
     sums = sum(is_column_fold(e) for e in graph.eqns)
     columns = column_order(rule, d, sum_size(graph), cluster, blocks, element, sums)
     return row_order(rule, d, element, cluster), columns
@@ -230,8 +230,8 @@ def orders(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[
 def row_order(rule: Rule, d: int, size: int, cluster: int = 1) -> RowOrder:
     """The segments of a row of ``d`` elements of ``size`` bytes: chunks of 16 bytes, equal segments of at most 16 KiB.
 
-    Rows that are not whole chunks may start at any alignment: their chunks consist of runs of consecutive elements,
-    which are as long as every row can be divided into, and neighbouring threads have neighbouring runs.
+    Rows that are not whole chunks may start at any alignment. So their chunks consist of runs of consecutive elements,
+    as long as every row can be divided into. Neighbouring threads have neighbouring runs.
 
     The number of segments is a power of two in rows of up to 8 MiB, so that the ``cluster`` blocks that hold the column
     sums share the segments evenly.
@@ -271,7 +271,7 @@ def _held(rule: Rule, groups: int, cluster: int, size: int) -> int:
     return (rule.held_groups if several else rule.held_few_groups)[max(size, 4)]
 
 
-def sharers(graph: Graph, d: int, rule: Rule) -> int:
+def suited_cluster(graph: Graph, d: int, rule: Rule) -> int:
     """The number of blocks, a power of two, that are suited to hold the column sums of ``graph`` together."""
     size, element, least = max(sum_size(graph), 4), element_size(graph), 1
     measured = _measured(rule, d, element, size)
@@ -323,9 +323,9 @@ def _exchanges_once(graph: Graph) -> bool:
 def _moved_by_cotangents(graph: Graph) -> set[Value]:
     """The values that depend on a backward's cotangents.
 
-    The cotangents are its first parameters, the fewest in which it is linear: every result that depends on a parameter
-    depends on them, and no sum adds a value that depends on them to one that does not. A graph that is linear in none
-    is taken as linear in the first.
+    A backward is linear in its cotangents, which are its first parameters: the shortest such prefix in which it is
+    linear. Then every result that depends on a parameter depends on them. No sum adds a value that depends on them to
+    one that does not. A graph that is linear in none is taken as linear in the first.
     """
     params = graph.tensors  # a number that is passed by value is a constant here
     varying = downstream(graph.eqns, params)

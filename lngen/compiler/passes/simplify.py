@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from lngen.compiler.ir import Attr, Axis, Builder, D, Eqn, Graph, M, Value
@@ -34,73 +34,20 @@ from lngen.compiler.passes.polynomial import (
 
 Terms = tuple[Term, ...]  # a sum; like terms are not added
 
-IDENTITIES: Mapping[str, str] = {
-    "repeated": "a repeated operand has the sum of the cotangents of its copies",
-    "maximum": "the results do not depend on this maximum, so equations add nothing to its cotangent",
-    "distributive": "a product of sums is the sum of the products of their terms",
-    "like": "like terms are one term, with the sum of their coefficients",
-    "linear": "the sum of several terms is the sum of the sums of each, since addition commutes",
-    "waits": "a term with a factor that is a sum over the same axis has a sum of its own, which waits for none",
-    "centred": "the elements of a row less their mean add up to zero, as the mean is defined",
-    "leaves": "a factor that is constant along an axis leaves the sum over it; the sum of 1 is the length",
-    "names": "a product or a reciprocal that forward has is that value, which is used again",
-    "mean": "a sum over an axis, divided by its length, is the mean",
-    "factor": "a common factor of all terms is multiplied once, by their sum",
-    "saved": "forward stores this value, so it is read and not computed again",
-    "undone": "forward stores a result of this value, by an equation that can be solved for it",
-}
-
-
-@dataclass(frozen=True)
-class Step:
-    """One identity where it acted, on the cotangent or the forward value ``at``.
-
-    ``before`` and ``after`` are products of sums, equal in real numbers; empty where no polynomial changed.
-    """
-
-    identity: str
-    at: Value
-    before: tuple[Terms, ...] = ()
-    after: tuple[Terms, ...] = ()
-
-
-@dataclass(frozen=True)
-class Contribution:
-    """What an equation adds to the cotangent of an operand; ``given`` is the cotangent of its result."""
-
-    eqn: Eqn
-    given: Value
-    operand: Value
-    added: Value
-
-
-@dataclass
-class Log:
-    """How a backward was derived: by ``vjp``, then ``simplify``, then ``save``.
-
-    ``cotangents``: of the forward's values, in the graph after ``vjp``. ``polys``: what ``simplify`` read values as.
-    """
-
-    contributions: list[Contribution] = field(default_factory=list)
-    cotangents: dict[Value, Value] = field(default_factory=dict)
-    polys: dict[Value, Poly] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
-
-
 # The most factors of a polynomial. A larger one is written out and goes on as one value. So the output grows with the
 # number of equations, not with the number of paths through them.
 FACTORS = 64
 
 
-def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
+def simplify(graph: Graph, *seeds: str) -> Graph:
     """Write every value that depends on ``seeds`` as a sum of products, shorten it, and write it out again.
 
     ``seeds`` are cotangents: the values that depend on them are linear in all of them together.
     Forward values do not change; the rules for the others are:
 
     - reductions are linear, and a factor constant along the reduced axis moves out;
-    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own, so
-      that no sum waits for another;
+    - several terms are one sum. Only a term with a factor that is a sum over the same axis has a sum of its own: no sum
+      waits for another;
     - the sum of a centred row (x - mean of x) is zero;
     - like terms are added, common factors taken out, and also a number per row that most terms share;
     - a product that the forward pass names (xhat = xc * rstd, or 1 / sum) is used by that name. Under a sum this keeps
@@ -110,17 +57,20 @@ def simplify(graph: Graph, *seeds: str, log: Log | None = None) -> Graph:
     before (LayerNorm, 20 equations, three row sums one after the other)
     after:  dx = rstd * (dy_gamma - mean(dy_gamma) - xhat * mean(dy_gamma * xhat))
     """
-    return cse(_Simplifier(graph, seeds, Log() if log is None else log).run())
+    return cse(Simplifier(graph, seeds).run())
 
 
-class _Simplifier:
-    """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them."""
+class Simplifier:
+    """One run over one graph: ``poly`` reads values as polynomials, ``_write`` emits them.
 
-    at: Value  # the cotangent that is read or written, for the log
+    A subclass learns from ``acts`` and ``bounded`` which identities act, and what values are read as.
+    """
+
+    at: Value  # the cotangent that is read or written
     part_of: str  # and its name, for the parts of it
 
-    def __init__(self, graph: Graph, seeds: tuple[str, ...], log: Log) -> None:
-        self.graph, self.log = graph, log
+    def __init__(self, graph: Graph, seeds: tuple[str, ...]) -> None:
+        self.graph = graph
         self.linear = downstream(graph.eqns, map(graph.param, seeds))
         forward = tuple(e for e in graph.eqns if e.out not in self.linear)
         self.producer = graph.producers()
@@ -137,8 +87,7 @@ class _Simplifier:
         for eqn in self.graph.eqns:
             if eqn.out in self.linear and eqn.out in live and eqn.out not in self.graph.results:
                 self.at, self.part_of = eqn.out, plain(eqn.out.name)
-                self.log.polys[eqn.out] = poly = self._read(eqn)
-                self.polys[eqn.out] = self._bounded(poly, eqn.out)
+                self.polys[eqn.out] = self.bounded(self._read(eqn), eqn.out)
         for result in self.graph.results:
             if result not in self.linear:  # zeros
                 continue
@@ -148,9 +97,8 @@ class _Simplifier:
             self.b.eqns.append(Eqn(result, "cast", (source,), eqn.attrs))
         return self.b.build(*self.graph.results, stage="simplify")
 
-    def _acts(self, identity: str, before: Iterable[Iterable[Term]], after: Iterable[Iterable[Term]]) -> None:
-        """Log an identity; both sides are products of sums."""
-        self.log.steps.append(Step(identity, self.at, tuple(map(tuple, before)), tuple(map(tuple, after))))
+    def acts(self, identity: str, before: Iterable[Iterable[Term]], after: Iterable[Iterable[Term]]) -> None:
+        """Called where an identity acts on ``at``; both sides are products of sums."""
 
     # ---- reading ----
 
@@ -161,12 +109,11 @@ class _Simplifier:
         product, coefficient = self.products.monomial(v)
         return {product: coefficient} if coefficient else {}
 
-    def _bounded(self, poly: Poly, v: Value) -> Poly:
+    def bounded(self, poly: Poly, v: Value) -> Poly:
         """The polynomial of ``v``, or ``v`` as an atom if the polynomial is too large."""
         if fits(poly, FACTORS):
             return poly
         value = self._write(poly, v.name, v)
-        self.log.polys[value] = poly
         self.order.add(value)
         return {atom(value): Fraction(1)}
 
@@ -194,13 +141,13 @@ class _Simplifier:
         poly, often = collect(terms), Counter(p for p, _ in terms)
         alike = [(p, c) for p, c in terms if often[p] > 1]
         if alike:
-            self._acts("like", [alike], [[(p, poly[p]) for p in dict(alike) if p in poly]])
+            self.acts("like", [alike], [[(p, poly[p]) for p in dict(alike) if p in poly]])
         return poly
 
     def _multiplied(self, a: Poly, b: Poly) -> Poly:
         poly = times(a, b)
         if a and b and len(a) + len(b) > 2:
-            self._acts("distributive", [a.items(), b.items()], [poly.items()])
+            self.acts("distributive", [a.items(), b.items()], [poly.items()])
         return poly
 
     def _sum(self, terms: Poly, axis: Axis, to: Axis | None) -> Poly:
@@ -230,12 +177,12 @@ class _Simplifier:
                 together.setdefault(outside if waits else ONE, {})[product] = c
         parts = [_total(part, axis, to) for part in (constant, centred, *together.values()) if part]
         if len(parts) > 1:
-            self._acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis, to)]], [parts])
+            self.acts("waits" if len(together) > 1 else "linear", [[_total(terms, axis, to)]], [parts])
         if centred:
-            self._acts("centred", [[_total(centred, axis, to)]], [[]])
+            self.acts("centred", [[_total(centred, axis, to)]], [[]])
         found = [(product * atom(Size(axis, to)), c) for product, c in constant.items()]
         if constant:
-            self._acts("leaves", [[_total(constant, axis, to)]], [found])
+            self.acts("leaves", [[_total(constant, axis, to)]], [found])
         for has, part in coarse.items():
             found += times(self._sum(part, has, to), {atom(Size(axis, has)): Fraction(1)}).items()
         return collect([*found, *(self._one_sum(group, axis, to) for group in together.values())])
@@ -249,7 +196,7 @@ class _Simplifier:
         inside = frozenset((p * outside.inverse(), c / scale) for p, c in terms.items())
         found = outside * atom(AxisSum(axis, inside, to=to)), scale
         if found != _total(terms, axis, to):
-            self._acts("leaves", [[_total(terms, axis, to)]], [[found]])
+            self.acts("leaves", [[_total(terms, axis, to)]], [[found]])
         return found
 
     def _centred(self, product: Product, axis: Axis, to: Axis | None) -> bool:
@@ -293,7 +240,7 @@ class _Simplifier:
         factor, scale = (common(terms), content(terms.values())) if several else (ONE, Fraction(1))
         rest = [(p * factor.inverse(), c / scale) for p, c in terms.items()]
         if (factor, scale) != (ONE, Fraction(1)):
-            self._acts("factor", [terms.items()], [[(factor, scale)], rest])
+            self.acts("factor", [terms.items()], [[(factor, scale)], rest])
         rest.sort(key=lambda t: (t[1] < 0, self._sums_in(t[0]), len(t[0].powers), self.order.key(t[0])))
         factors = self._in_turn(factor, scale)
         value = self._write_sum(rest, _part(name) if factors else name, like)
@@ -411,11 +358,11 @@ class _Simplifier:
         return self._each("mean", self._with_means, self._each("names", self._with_names, [*terms]))
 
     def _each(self, identity: str, rule: Callable[[Product], Product], terms: list[Term]) -> list[Term]:
-        """The terms after a rule, which is logged for those that it changes."""
+        """The terms after a rule, which acts on those that it changes."""
         after = [(rule(p), c) for p, c in terms]
         changed = [pair for pair in zip(terms, after, strict=True) if pair[0] != pair[1]]
         if changed:
-            self._acts(identity, [[old for old, _ in changed]], [[new for _, new in changed]])
+            self.acts(identity, [[old for old, _ in changed]], [[new for _, new in changed]])
         return after
 
     def _with_names(self, product: Product) -> Product:

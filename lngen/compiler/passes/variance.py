@@ -80,14 +80,14 @@ def place_spread(graph: Graph, d: int, order: str = ORDERS[0]) -> Graph:
              %xhat     = mul %xc, %rstd                          %shift     = mul %off, %rstd
                                                                  %xhat      = fma %far, %rstd, %shift
 
-    With c, the approximate mean of a segment of n elements, the sum of (x - mean)^2 over the segment is that of
-    (x - c)^2 plus n (c - mean)^2 (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American
-    Statistician 37(3), 1983). The blocks that share a long row then exchange numbers of segments once, instead of the
-    sum first and the squares later, and a block continues with the distances it has. If another row sum depends on the
+    Let c be the approximate mean of a segment of n elements. The sum of (x - mean)^2 over the segment is that of
+    (x - c)^2 plus n (c - mean)^2. This is Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The
+    American Statistician 37(3), 1983. The blocks that share a long row then exchange numbers of segments once, not the
+    sum first and the squares later. A block continues with the distances it has. If another row sum depends on the
     mean, but not on the variance, the blocks would exchange the sum anyway, and nothing changes. The elements of a
-    backward are still measured from the mean, because its sums over rows may be computed by blocks that have only a few
-    columns. So are elements whose scale may be infinite (eps = 0): the two parts of the distance, both times infinity,
-    may cancel to NaN. An eps that is passed by value counts as above zero: its bits are those of every baked eps that
+    backward are still measured from the mean: blocks that have only a few columns may compute its sums over rows. So
+    are elements whose scale may be infinite (eps = 0): the two parts of the distance, both times infinity, may cancel
+    to NaN. An eps that is passed by value counts as above zero: its bits are those of every baked eps that
     is not 0 in f32. Where ``is_rounded``, the mean is corrected by the mean of the distances from it, as in
     ``compensate``. The sum of these distances is, over the segments, that of sum(%far) + n (centre - mean). The
     equations are in topological order, so a sum comes before its uses.
@@ -108,7 +108,7 @@ class _Spread:
     def __init__(self, b: Builder, graph: Graph, d: int) -> None:
         self.b, self.graph, self.d = b, graph, d
         self.producer, self.known = graph.producers(), centred(graph, d)
-        found = ((e, squared(e, self.known)) for e in graph.eqns)
+        found = ((e, centred_operand(e, self.known)) for e in graph.eqns)
         self.variances = {e.out: c for e, c in found if c and not _depends_between(graph, e, c.x)}
         self.sums, self.means = ({getattr(c, key): c.x for c in self.variances.values()} for key in ("total", "mean"))
         self.rescales = not any(map(is_column_fold, graph.eqns))
@@ -199,7 +199,7 @@ def _total(mean: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> Va
     return total.out if (total.op, total.args, total.attrs) == ("reduce_sum", (x,), ALONG_D) else None
 
 
-def squared(eqn: Eqn, found: dict[Value, Centred]) -> Centred | None:
+def centred_operand(eqn: Eqn, found: dict[Value, Centred]) -> Centred | None:
     """The operand of a sum of squares over D, if it is a distance from a mean."""
     squares = (eqn.op, eqn.attrs) == ("reduce_dot", ALONG_D) and eqn.args[0] == eqn.args[1]
     return found.get(eqn.args[0]) if squares else None
@@ -275,7 +275,7 @@ def compensate(graph: Graph, d: int) -> Graph:
     stay as they are (``is_rounded``).
     """
     known = centred(graph, d)
-    sums = {e.out: e.args[0] for e in graph.eqns if (c := squared(e, known)) and is_rounded(graph, c.x, d)}
+    sums = {e.out: e.args[0] for e in graph.eqns if (c := centred_operand(e, known)) and is_rounded(graph, c.x, d)}
     corrected = {known[xc].mean: (xc, var_sum) for var_sum, xc in sums.items()}
     if not corrected:
         return graph

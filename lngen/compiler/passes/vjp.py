@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,7 +32,7 @@ from lngen.compiler.ir.names import describing, of_number, of_size, plain, widen
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import substitute
 from lngen.compiler.passes.instance import cotangents, instance
-from lngen.compiler.passes.simplify import Contribution, Log, Step, simplify
+from lngen.compiler.passes.simplify import simplify
 from lngen.errors import DerivativeError
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -43,7 +44,6 @@ def vjp(
     of: tuple[str, ...] | None = None,
     stored: Mapping[str, DType] = NONE,
     constants: Collection[Value] = (),
-    log: Log | None = None,
 ) -> Graph:
     """The graph of d(results)/d(inputs), contracted with a cotangent for each result, its first parameters.
 
@@ -51,21 +51,42 @@ def vjp(
 
         graph @f(%x, %gamma) -> (y, z)    becomes    graph @f_bwd(%dy, %dz, %x, %gamma) -> (dx, dgamma)
 
-    The forward equations come first, then one derivative row of the op table per equation, in reverse.
-    A cotangent is kept in the compute dtype (f32, or f64 for f64 values) and rounded once, to the dtype of its input or
-    to that in ``stored``, at the end; a cotangent that no path reaches is zeros. Reverse accumulation as in Griewank
-    and Walther, Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose cotangents
-    add up to zero. DerivativeError if a name of ``wrt`` or ``of`` does not exist, if ``wrt`` has none, or if no result
-    depends on an input; VerifyError if a value has the name of a cotangent or of a gradient.
+    The forward equations come first, then one derivative row of the op table per equation, in reverse. A cotangent has
+    the compute dtype: f32, or f64 for f64 values. It is rounded once, at the end, to the dtype of its input or to that
+    in ``stored``. A cotangent that no path reaches is zeros. Reverse accumulation as in Griewank and Walther,
+    Evaluating Derivatives, 2nd ed., section 3.2. ``constants`` are values whose cotangents add up to zero.
+
+    DerivativeError if a name of ``wrt`` or ``of`` does not exist, if ``wrt`` has none, or if no result depends on an
+    input. VerifyError if a value has the name of a cotangent or of a gradient.
     """
     results = graph.results if of is None else tuple(_find(graph, "of", "result", graph.results, n) for n in of)
     inputs = tuple(_find(graph, "wrt", "input", graph.tensors, n) for n in wrt)
     if not inputs:
         raise DerivativeError(f"graph @{graph.name}: no input has a gradient, so that there is no backward.")
+    b, cotangents, _ = sum_cotangents(graph, inputs, results, constants)
+    to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
+    return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
+
+
+class Contribution(NamedTuple):
+    """What an equation adds to the cotangent of an operand.
+
+    ``given`` is the cotangent of its result, and ``each`` what is added up over the axes that the operand lacks.
+    """
+
+    eqn: Eqn
+    given: Value
+    operand: Value
+    each: Value
+    added: Value
+
+
+def sum_cotangents(
+    graph: Graph, inputs: tuple[Value, ...], results: tuple[Value, ...], constants: Collection[Value] = ()
+) -> tuple[Builder, dict[Value, Value], list[Contribution]]:
+    """The equations of a derivative, the cotangents of the forward's values, and what they are sums of."""
     b = Builder(graph.name.removesuffix("_fwd") + "_bwd", params=graph.params, eqns=graph.eqns)
-    log = Log() if log is None else log
-    cotangents = log.cotangents
-    cotangents.update({result: _seed(b, result) for result in results})
+    cotangents, found = {result: _seed(b, result) for result in results}, list[Contribution]()
     b.params = b.params[len(graph.params) :] + b.params[: len(graph.params)]
     for p in inputs:
         b.reserve(f"d{p.name}", f"the gradient of '{p.name}'")
@@ -78,12 +99,10 @@ def vjp(
         for arg, ct in zip(eqn.args, _contributions(b, eqn, cotangents[eqn.out], uses), strict=True):
             if arg in wanted and arg not in constants and ct is not None:
                 name = widened(f"d{plain(arg.name)}") if arg in inputs else f"d{arg.name}"
-                one, ct = ct, _fit(b, name, ct, eqn, arg)
-                log.contributions.append(Contribution(eqn, cotangents[eqn.out], arg, ct))
-                log.steps += [Step("repeated", ct)] if one != ct else []
-                cotangents[arg] = b.add(name, cotangents[arg], ct) if arg in cotangents else ct
-    to = {p: stored.get(p.name, p.type.dtype) for p in inputs}
-    return b.build(*(_gradient(b, graph, p, cotangents, to[p]) for p in inputs), stage="vjp")
+                added = _fit(b, name, ct, eqn, arg)
+                found.append(Contribution(eqn, cotangents[eqn.out], arg, ct, added))
+                cotangents[arg] = b.add(name, cotangents[arg], added) if arg in cotangents else added
+    return b, cotangents, found
 
 
 def _contributions(b: Builder, eqn: Eqn, given: Value, uses: Mapping[Value, int]) -> tuple[Value | None, ...]:
@@ -184,7 +203,6 @@ def constants(
     graph: Graph,
     wrt: tuple[str, ...],
     of: tuple[str, ...],
-    log: Log | None = None,
     eps: float = DEFAULT_EPS,
     positive: Collection[str] = (),
 ) -> frozenset[Value]:
@@ -192,8 +210,8 @@ def constants(
 
     exp(x - max(x)) / sum(exp(x - max(x))) does not change with the maximum that it subtracts; sum(exp(x - max(x)))
     does. DerivativeError for a detached value whose effects do not cancel: the gradient would not be that of the
-    forward. Each value is tried while all others are constants. If none of them has an effect alone, all of them
-    together have none: the value that is computed last reaches the results directly. Where ``simplify`` cannot show
+    forward. Each value is tried while all others are constants. That suffices: if several acted together, the last one
+    computed would act alone. Where ``simplify`` cannot show
     that the effects of a detached value cancel, numbers do: ``eps`` and ``positive`` as in ``instance``.
     """
     wanted = downstream(graph.eqns, [p for p in graph.params if p.name in wrt])
@@ -209,8 +227,6 @@ def constants(
                 raise DerivativeError(_why(graph, eqn, of))
         elif cancels:
             found.add(eqn.out)
-            if log is not None:
-                log.steps.append(Step("maximum", eqn.out))
     return frozenset(found)
 
 

@@ -16,19 +16,3 @@ from lngen.compiler.problem.schedule import (
     minimum_arch,
     parse_schedule,
 )
-
-__all__ = [
-    "ANY",
-    "OVERLAP_ARCH",
-    "STAGED",
-    "Problem",
-    "Schedule",
-    "check",
-    "check_arch",
-    "complete",
-    "fits",
-    "is_legal",
-    "minimum_arch",
-    "parse_schedule",
-    "problem",
-]

@@ -26,7 +26,7 @@ from lngen.compiler.ir import (
     print_eqn,
 )
 from lngen.compiler.ir.places import depths, folds, operand_depth
-from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, sharers
+from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, suited_cluster
 from lngen.dtypes import FLOATS, READ
 from lngen.errors import LowerError
 
@@ -114,7 +114,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         groups=column.groups,
         blocks=column.blocks,
         interleave=column.interleave,
-        cluster=sharers(graph, d, rule_of(version)),
+        cluster=suited_cluster(graph, d, rule_of(version)),
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),

@@ -72,6 +72,11 @@ def rows_of_a_block(p: Problem) -> tuple[int, ...]:
     return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
 
 
+def whole_groups(s: Schedule, p: Problem) -> bool:
+    """True unless a cluster adds column sums without all row groups of the graph side by side."""
+    return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
+
+
 def groups_of_a_block(s: Schedule, p: Problem) -> int:
     """Row groups side by side in a block that adds column sums: with form multipass in the kernel that only does so."""
     return min(rows_of_a_block(p)) if s.form == "multipass" else s.rows_per_block
@@ -137,9 +142,9 @@ def dynamic_shared(s: Schedule, p: Problem) -> int:
 def registers(s: Schedule, p: Problem) -> int:
     """Registers per thread below which the kernel is expected to spill.
 
-    These are the words that stay live from row to row or from phase to phase: column sums, cached [D] inputs, the
-    inputs of a row in registers, each in its own width; and fractions of the computed values that a later phase uses
-    again, of weights that are loaded late, and of a row in flight.
+    The count has the words that stay live from row to row or from phase to phase: column sums, cached [D] inputs, and
+    the inputs of a row in registers, each in its own width. It adds a fitted fraction of the values that a later phase
+    uses again, of weights that are loaded where they are used, and of a row in flight.
     """
     elements = vectors_per_thread(s, p) * p.chunk
     real = p.real_size / 4

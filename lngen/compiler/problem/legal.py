@@ -1,4 +1,4 @@
-"""The legality of a schedule for a problem, rule by rule."""
+"""The legality of a schedule for a problem: a table of rules, from which the space of schedules is generated too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lngen.compiler.problem.footprint import (
     static_shared,
     vectors_per_thread,
 )
-from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER, STAGED, Schedule
+from lngen.compiler.problem.schedule import BULK_FORMS, FORMS, MAX_CLUSTER, STAGED, Schedule
 from lngen.errors import ScheduleError
 
 MAX_THREADS, MAX_THREADS_PER_SM = 1024, 2048
@@ -28,6 +28,7 @@ MIN_STAGES, MAX_STAGES = 2, 8
 ANY_STAGED = " or ".join(STAGED)  # in messages
 
 Rule = tuple[bool, Callable[[], str]]  # whether it holds, and its message, which is built only on demand
+Rules = Callable[[Schedule, Problem], Iterator[Rule]]
 
 
 def check(s: Schedule, p: Problem) -> None:
@@ -42,15 +43,9 @@ def is_legal(s: Schedule, p: Problem) -> bool:
     return all(holds for holds, _ in _rules(s, p))
 
 
-def shared_fits(s: Schedule, p: Problem) -> bool:
-    """True if the shared memory of a block suffices, which is the last of the rules."""
-    static = static_shared(s, p)
-    return static <= MAX_STATIC and static + dynamic_shared(s, p) <= MAX_SHARED
-
-
 def _rules(s: Schedule, p: Problem) -> Iterator[Rule]:
-    """Each rule: whether it holds, and its message; a rule may assume those before it."""
-    for rules in (_row_rules, _cluster_rules, _form_rules, _option_rules, _column_sum_rules, _room_rules):
+    """Each rule in its order."""
+    for _, rules in RULES:
         yield from rules(s, p)
 
 
@@ -158,21 +153,20 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 
 def _option_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for options that belong to certain forms."""
-    staged, bulk = s.form in STAGED, s.form in ("tma", "tma_unaligned")
+    staged, stored = s.form in STAGED, s.form in BULK_FORMS and bool(p.output_sizes)
     odd = next((n for n in _row_bytes(s, p, p.output_sizes) if n % BULK), 0)
     yield (
         s.grid >= 1 if staged and not p.column_sums else s.grid == 0,
         lambda: f"grid is at least 1 with form={ANY_STAGED} and no column sums, else 0, got {s.grid}",
     )
-    stored = bulk and bool(p.output_sizes)
     yield not s.tma_store or stored, lambda: "tma_store belongs to form=tma and an [M, D] result"
     yield (
         s.form != "tma" or not s.tma_store or not odd,
         lambda: f"rows, or cluster tiles, that are stored by bulk copies are multiples of {BULK} bytes, got {odd}",
     )
-    kept = staged or (s.form == "registers" and not p.column_sums)
+    may_cache = staged or (s.form == "registers" and not p.column_sums)
     yield (
-        not s.cached_weights or (bool(p.column_sizes) and kept),
+        not s.cached_weights or (bool(p.column_sizes) and may_cache),
         lambda: f"cached_weights belongs to a [D] input and form={ANY_STAGED}, or form=registers without column sums",
     )
     yield not s.row_in_registers or staged, lambda: f"row_in_registers belongs to form={ANY_STAGED}"
@@ -180,8 +174,13 @@ def _option_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         not s.early_release or (s.form == "tma" and s.row_in_registers and not s.tma_store),
         lambda: "early_release belongs to form=tma with row_in_registers=yes and tma_store=no",
     )
+
+
+def _dynamic_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for the dynamic scheduler."""
     yield (
-        not s.dynamic or (bulk and not p.column_sums and (s.cluster == 1 or exchanged_values(s, p) > 0)),
+        not s.dynamic
+        or (s.form in BULK_FORMS and not p.column_sums and (s.cluster == 1 or exchanged_values(s, p) > 0)),
         lambda: (
             "dynamic belongs to form=tma or tma_unaligned, without column sums, and to row sums if a cluster shares "
             "the rows"
@@ -216,11 +215,9 @@ def _column_sum_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     )
 
 
-def _room_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
-    """Rules for registers, threads and shared memory."""
+def _register_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """The rule for the elements of a thread."""
     elements = vectors_per_thread(s, p) * p.chunk
-    static = static_shared(s, p)
-    shared = static + dynamic_shared(s, p)
     yield (
         s.form == "multipass" or elements <= MAX_ELEMENTS,
         lambda: (
@@ -228,6 +225,10 @@ def _room_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
             "use more threads or form=multipass"
         ),
     )
+
+
+def _block_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """The rule for the blocks of a multiprocessor."""
     yield (
         s.blocks_per_sm >= 1 and s.blocks_per_sm * s.block <= MAX_THREADS_PER_SM,
         lambda: (
@@ -235,6 +236,12 @@ def _room_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
             f"{s.blocks_per_sm * s.block}"
         ),
     )
+
+
+def _shared_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for shared memory."""
+    static = static_shared(s, p)
+    shared = static + dynamic_shared(s, p)
     yield static <= MAX_STATIC, lambda: f"a block has {MAX_STATIC} bytes of static shared memory, got {static}"
     yield shared <= MAX_SHARED, lambda: f"a block has {MAX_SHARED} bytes of shared memory, got {shared}"
 
@@ -251,3 +258,17 @@ def _row_bytes(s: Schedule, p: Problem, sizes: Iterable[int]) -> list[int]:
 
 def _power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
+
+
+# The rules in their order, by the fields of a schedule on which they depend. A rule may assume those before it.
+RULES: tuple[tuple[str, Rules], ...] = (
+    ("form threads rows_per_block vec", _row_rules),
+    ("form cluster", _cluster_rules),
+    ("form threads vec cluster stages tma_store", _form_rules),
+    ("form cluster grid tma_store cached_weights row_in_registers early_release", _option_rules),
+    ("form threads cluster dynamic", _dynamic_rules),
+    ("form cluster prefetch single_launch acquire_shared", _column_sum_rules),
+    ("form threads cluster", _register_rules),
+    ("threads rows_per_block blocks_per_sm", _block_rules),
+    ("form threads rows_per_block stages cluster tma_store dynamic", _shared_rules),
+)

@@ -10,6 +10,7 @@ from lngen.user_input import whole
 
 FORMS = ("registers", "tma", "tma_unaligned", "cp_async", "multipass")
 STAGED = ("tma", "tma_unaligned", "cp_async")
+BULK_FORMS = ("tma", "tma_unaligned")
 
 MAX_CLUSTER = 16  # blocks
 

@@ -16,8 +16,6 @@ from lngen.compiler.problem.footprint import register_limit, registers
 from lngen.compiler.schedule.table import known_clean, measured, most_bytes, row_bytes, row_counts, workload
 from lngen.errors import ScheduleError
 
-__all__ = ["attempts", "candidates", "known_clean", "most_bytes", "ranked", "row_bytes", "row_counts", "workload"]
-
 MOST_TRIED = 8  # schedules to compile, at some tenths of a second each
 
 

@@ -7,7 +7,6 @@ other part does not overlap: the launch, the first row, and atomic operations th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -26,7 +25,8 @@ from lngen.compiler.problem.footprint import (
     vectors_per_thread,
     widened_registers,
 )
-from lngen.compiler.schedule.space import Numbers, Places, Schedules, multipass_space, roomy_space
+from lngen.compiler.problem.schedule import BULK_FORMS
+from lngen.compiler.schedule.space import Numbers, Schedules, multipass_space, roomy_space
 from lngen.compiler.schedule.table import rows_of, workload
 from lngen.errors import ScheduleError
 
@@ -35,7 +35,6 @@ L2_BYTES_PER_CYCLE = 64  # that a multiprocessor reads from the L2 cache: A100 w
 THREAD_INSTRUCTIONS_PER_CYCLE = 128  # of a multiprocessor: four schedulers, a warp each
 SHUFFLE_CYCLES = 30  # of a shuffle and the addition after it: arXiv 1903.07486, table of latencies
 CP_ASYNC_INSTRUCTIONS = 2  # per vector that a thread copies: cp.async and its address
-BULK_FORMS = ("tma", "tma_unaligned")
 PREFETCHED_ROWS = 2  # that a row group holds under ``prefetch``: the one that is computed, and the next one
 # Fields for Schedules.each: the registers of a thread depend on BLOCK, the part of a row that it holds on SHARE.
 BLOCK = ("threads", "rows_per_block", "blocks_per_sm")
@@ -54,7 +53,7 @@ class Model:
     warp              ns for each warp whose sums the threads of a row add after the barrier
     near              ns of a round trip to the L2 cache or to another block's shared memory
     issue             warp instructions per equation and element: the arithmetic, and conversions around it
-    alone             cycles per instruction of a warp that depends on the previous one
+    dependent         cycles per instruction of a warp that depends on the previous one
     atomic            ns of an atomic operation that all blocks wait for: the first rows of a dynamic scheduler, a grid
                       barrier
     uneven            fraction by which the slowest multiprocessor is later under a static scheduler
@@ -70,7 +69,7 @@ class Model:
     warp: float = 42
     near: float = 419
     issue: float = 0.79
-    alone: float = 1.68
+    dependent: float = 1.68
     atomic: float = 1315
     uneven: float = 0.033
     copy: float = 11.9
@@ -277,7 +276,7 @@ def _row_work(f: Features, instructions: Numbers, ns_per_cycle: float, model: Mo
     reduction = np.log2(np.minimum(f.threads, WARP)) * SHUFFLE_CYCLES * ns_per_cycle
     across_warps = _barriers(f, model) + (f.threads > WARP) * model.warp * f.threads / WARP
     reduction = reduction + across_warps + (f.cluster > 1) * model.near
-    work = f.reductions * reduction + f.elements * model.issue * instructions * model.alone * ns_per_cycle
+    work = f.reductions * reduction + f.elements * model.issue * instructions * model.dependent * ns_per_cycle
     total: Numbers = work + f.late_weights * model.near + f.extra_barriers * model.barrier + ns_per_cycle
     return total
 
@@ -392,53 +391,3 @@ def _sorted(roomy: Schedules, p: Problem, device: Device, vec: int | None, count
     places = np.flatnonzero(clean if clean.any() else ~clean)
     times = np.round(estimates(inputs, device)[places], DIGITS)
     return roomy.take(places[np.argsort(times, kind="stable")])
-
-
-# ---- how well it predicts, over recorded times: constants, since few installations have the records ----
-
-REPEATED = 0.025  # times whose ratio has a smaller natural logarithm do not differ
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Errors of predicted times, as natural logarithms: 0.1 is about a tenth.
-
-    schedules             number of recorded times
-    off, off_most         error of a time: median and 90th percentile of |log(predicted / recorded)|
-    dominated             median error of a time by the term that is the largest
-    apart, apart_most     error of the ratio of two times of a point: median and 90th percentile
-    told                  of the pairs that differ, and by more than ``apart_most`` as predicted: fraction ordered right
-    """
-
-    schedules: int
-    off: float
-    off_most: float
-    dominated: Mapping[str, float]
-    apart: float
-    apart_most: float
-    told: float
-
-
-def accuracy(f: Features, device: Device, times: Numbers, point: Places) -> Accuracy:
-    """The errors of the model over recorded ``times`` in microseconds; those with one number of a ``point`` compare."""
-    off = np.log(estimates(f, device) / times)
-    parts = terms(f, device)
-    largest = np.argmax([getattr(parts, name) for name in TERMS], axis=0)
-    medians = {n: np.median(np.abs(off[largest == k])) for k, n in enumerate(TERMS) if (largest == k).any()}
-    places = [np.flatnonzero(point == n) for n in np.unique(point)]
-    i, j = np.concatenate([mine[np.array(np.triu_indices(len(mine), 1))] for mine in places], axis=1)
-    error, recorded = off[i] - off[j], np.log(times[i] / times[j])
-    (median, most), (apart, apart_most) = (np.quantile(np.abs(errors), (0.5, 0.9)) for errors in (off, error))
-    expected = error + recorded
-    told = (np.abs(recorded) > REPEATED) & (np.abs(expected) > apart_most)
-    right = (expected * recorded > 0)[told].mean()
-    median, most, apart, apart_most, right = (round(float(n), 3) for n in (median, most, apart, apart_most, right))
-    dominated = {name: round(float(n), 3) for name, n in medians.items()}
-    return Accuracy(len(off), median, most, dominated, apart, apart_most, right)
-
-
-# By direction: with column sums (bwd) or without (fwd).
-STATED = {
-    "fwd": Accuracy(4672, 0.22, 0.452, {"memory": 0.189, "waiting": 0.328, "issuing": 0.235}, 0.121, 0.415, 0.957),
-    "bwd": Accuracy(2858, 0.111, 0.292, {"memory": 0.105, "waiting": 0.183, "issuing": 0.358}, 0.064, 0.24, 0.924),
-}

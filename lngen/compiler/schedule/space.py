@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields, replace
-from functools import cache
-from itertools import chain, product
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from functools import cache, partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lngen.compiler.devices import Device, default_device
-from lngen.compiler.problem import STAGED, Problem, Schedule, is_legal
-from lngen.compiler.problem.footprint import WARP, exchanged_values, most_blocks, partial_rows, rows_of_a_block
-from lngen.compiler.problem.legal import MAX_THREADS, MAX_THREADS_PER_SM, shared_fits
+from lngen.compiler.problem import ANY, STAGED, Problem, Schedule
+from lngen.compiler.problem.footprint import WARP, has_room, most_blocks, partial_rows, rows_of_a_block, whole_groups
+from lngen.compiler.problem.legal import RULES, Rules
 from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER
 
 Numbers = NDArray[np.float64]
 Places = NDArray[np.intp]
-Fields = tuple[int, ...]  # the fields of a schedule in their order, with the number of its form
 
 FIELDS = tuple(f.name for f in fields(Schedule))
 FLAG_FIELDS = frozenset(f.name for f in fields(Schedule) if isinstance(f.default, bool))
@@ -29,7 +27,8 @@ FORM_NUMBERS = {word: n for n, word in enumerate(WORDS)}
 CLUSTERS = tuple(1 << n for n in range(MAX_CLUSTER.bit_length()))
 BLOCKS_PER_SM = (*range(1, 9), 10, 12)
 STAGES = tuple(range(2, 7))
-NO, FLAGS = (False,), (False, True)
+FLAGS = (False, True)
+ROOM = "form threads rows_per_block stages cluster tma_store dynamic"  # the fields of ``most_blocks``
 
 
 class Schedules:
@@ -44,21 +43,20 @@ class Schedules:
         self._groups: dict[tuple[str, ...], tuple[list[Schedule], Places]] = {}
 
     @classmethod
-    def of_fields(cls, listed: Iterable[Fields]) -> Schedules:
-        """Schedules by their fields, in their order."""
-        numbers = np.fromiter(chain.from_iterable(listed), dtype=np.int64)
-        return cls(np.ascontiguousarray(numbers.reshape(-1, len(FIELDS)).T))
-
-    @classmethod
     def of(cls, schedules: Iterable[Schedule]) -> Schedules:
         """Schedules in their order."""
-        return cls.of_fields((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
+        rows = ((FORM_NUMBERS[s.form], *(getattr(s, name) for name in FIELDS[1:])) for s in schedules)
+        numbers = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+        return cls(np.ascontiguousarray(numbers.reshape(-1, len(FIELDS)).T))
 
     def __len__(self) -> int:
         return len(self._table[0])
 
     def __iter__(self) -> Iterator[Schedule]:
-        return (self._schedule(n) for n in range(len(self)))
+        """One by one: a default needs no other than the first."""
+        named = zip(FIELDS, self._table, strict=True)
+        forms, *others = ((c.astype(bool) if name in FLAG_FIELDS else c).tolist() for name, c in named)
+        return map(Schedule, map(WORDS.__getitem__, forms), *others)
 
     def field(self, name: str) -> Numbers:
         """The values of a field other than the form; flags are 0 or 1."""
@@ -83,12 +81,20 @@ class Schedules:
         """The schedules in their natural order."""
         return self.take(np.lexsort(self._table[::-1]))
 
+    def replaced(self, name: str, values: Numbers) -> Schedules:
+        """The schedules with other values of a field."""
+        table = self._table.copy()
+        table[FIELDS.index(name)] = values
+        return Schedules(table)
+
+    def times(self, name: str, values: Sequence[int]) -> Schedules:
+        """Each schedule with each of ``values`` of a field."""
+        found = Schedules(np.repeat(self._table, len(values), axis=1))
+        return found.replaced(name, np.tile(np.array(values, dtype=np.float64), len(self)))
+
     def narrowed(self, vec: int) -> Schedules:
         """The schedules with accesses of at most ``vec`` elements."""
-        table = self._table.copy()
-        place = FIELDS.index("vec")
-        table[place] = np.minimum(table[place], vec)
-        return Schedules(table)
+        return self.replaced("vec", np.minimum(self.field("vec"), vec))
 
     def _grouped(self, names: tuple[str, ...]) -> tuple[list[Schedule], Places]:
         """A schedule of each group of equal ``names``, and the group of each schedule."""
@@ -96,23 +102,39 @@ class Schedules:
         for column in (self._table[FIELDS.index(name)] for name in names):
             key = key * (column.max(initial=0) + 1) + column
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        return [self._schedule(n) for n in first.tolist()], group
-
-    def _schedule(self, n: int) -> Schedule:
-        form, *others = self._table[:, n].tolist()
-        named = zip(FIELDS[1:], others, strict=True)
-        return Schedule(WORDS[form], *(bool(value) if name in FLAG_FIELDS else value for name, value in named))
+        return [*self.take(first)], group
 
 
-class Flags(NamedTuple):
-    """The options of a schedule that use neither shared memory nor threads."""
-
-    prefetch: bool
-    cached_weights: bool
-    single_launch: bool
-    row_in_registers: bool
-    early_release: bool
-    acquire_shared: bool
+# Limits beyond legality, by the fields on which they depend: room on the GPU, and what may be worth a try.
+Limit = tuple[str, Callable[[Problem, Device, Schedule], bool]]
+WORTH: tuple[Limit, ...] = (
+    ("cluster grid", lambda p, device, s: not s.grid or device.resident_clusters(s.cluster) > 0),
+    # Three row groups help where a cluster shares staged rows.
+    (
+        "form rows_per_block cluster",
+        lambda p, device, s: s.rows_per_block != 3 or p.column_sums > 0 or (s.form in STAGED and s.cluster > 1),
+    ),
+    ("form threads rows_per_block", lambda p, device, s: s.form not in STAGED or s.block >= 2 * WARP),
+    ("rows_per_block cluster", lambda p, device, s: whole_groups(s, p)),
+    # Five blocks with one row each are faster where they fit; five row groups are no better than four.
+    (
+        "form rows_per_block blocks_per_sm",
+        lambda p, device, s: s.form not in STAGED or s.blocks_per_sm <= (5 if s.rows_per_block == 1 else 4),
+    ),
+    # A dynamic scheduler is for rows in registers, and for rows that fill a multiprocessor: they may exceed registers.
+    (
+        "rows_per_block blocks_per_sm row_in_registers dynamic",
+        lambda p, device, s: not s.dynamic or s.row_in_registers or s.blocks_per_sm * s.rows_per_block == 1,
+    ),
+    # A grid barrier requires that all blocks run at the same time.
+    (
+        f"{ROOM} blocks_per_sm single_launch",
+        lambda p, device, s: (
+            not s.single_launch
+            or (has_room(s, p, device) and partial_rows(s, p) <= device.resident_clusters(s.cluster) * s.blocks_per_sm)
+        ),
+    ),
+)
 
 
 def space(p: Problem, device: Device | None = None) -> list[Schedule]:
@@ -120,12 +142,13 @@ def space(p: Problem, device: Device | None = None) -> list[Schedule]:
 
     Grids, and whether a grid barrier can serve them, depend on the device.
     """
-    return list(_space(p, device or default_device(), roomy=False))
+    return list(_generated(p, device or default_device(), WORTH))
 
 
+@cache
 def roomy_space(p: Problem, device: Device) -> Schedules:
     """The schedules of the space for whose blocks the GPU has room, in the same order."""
-    return _space(p, device, roomy=True)
+    return _generated(p, device, WORTH, roomy=True)
 
 
 @cache
@@ -135,118 +158,44 @@ def multipass_space(p: Problem, device: Device) -> Schedules:
     No row and no column sum stays in registers, so they fit where no other form does. They read rows once more than
     others, so short rows, whose row groups the graph has side by side, are not worth a try where another form fits.
     """
-    bases = (b for t in _threads(p) if is_legal(b := Schedule("multipass", t, 1, p.run), p))
-    return Schedules.of_fields(row for b in bases for row in _variants(b, p, device, roomy=True)).sorted()
+    return _generated(p, device, (), roomy=True, form=[FORM_NUMBERS["multipass"]], rows_per_block=[1])
 
 
-@cache
-def _space(p: Problem, device: Device, roomy: bool) -> Schedules:
-    bases = (b for b in _bases(p, device) if is_legal(b, p))
-    return Schedules.of_fields(row for b in bases for row in _variants(b, p, device, roomy)).sorted()
+def _generated(
+    p: Problem, device: Device, limits: Iterable[Limit], roomy: bool = False, **only: Sequence[int]
+) -> Schedules:
+    """The legal schedules within ``limits``: field by field, each rule as soon as its fields have values.
 
-
-def _bases(p: Problem, device: Device) -> Iterator[Schedule]:
-    """Forms and the layout of rows over threads, each as one block per multiprocessor.
-
-    A base that is not legal has no variants. Most illegal combinations are skipped here without a check of the rules,
-    because each rule takes time.
+    ``roomy``: only those for whose blocks the GPU has room; ``only``: the values to try of a field.
     """
-    vec, store, whole = p.run, bool(p.output_sizes), p.d % p.chunk == 0
-    # Three row groups help where a cluster shares staged rows; they are not tried elsewhere.
-    groups = sorted(rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))))
-    clusters = [c for c in CLUSTERS if p.segments % c == 0]
-    for t, r in product(_threads(p), groups):
-        if t * r > MAX_THREADS or t * r % WARP:
-            continue
-        anywhere = r != 3 or p.column_sums > 0
-        if anywhere:
-            for cluster in clusters[:1] if p.column_sums else clusters:
-                yield Schedule("registers", t, r, vec, cluster=cluster)
-        if r == 1:
-            yield Schedule("multipass", t, 1, vec)
-        if t * r < 2 * WARP or not p.input_sizes:
-            continue
-        for cluster in clusters if anywhere else clusters[1:]:
-            if cluster > 1 and p.column_sums and r != p.groups:
-                continue  # without clusters, each row group is a block
-            grid = 0 if p.column_sums else device.resident_clusters(cluster)
-            if whole and grid + p.column_sums:
-                yield Schedule("tma", t, r, vec, stages=2, cluster=cluster, grid=grid)
-            if cluster == 1:
-                yield Schedule("cp_async", t, r, vec, stages=2, grid=grid)
-                if not whole:
-                    yield Schedule("tma_unaligned", t, r, vec, stages=2, grid=grid, tma_store=store)
+    values: dict[str, Sequence[int]] = {
+        "form": range(len(WORDS)),
+        "threads": [1 << n for n in range(11)],
+        "rows_per_block": rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
+        "vec": [p.run],
+        "cluster": CLUSTERS,
+        "stages": (0, *STAGES),
+        **dict.fromkeys(("grid", "tma_store", "dynamic"), FLAGS),
+        "blocks_per_sm": BLOCKS_PER_SM,
+        **dict.fromkeys(("row_in_registers", "early_release", "cached_weights"), FLAGS),
+        **dict.fromkeys(("prefetch", "acquire_shared", "single_launch"), FLAGS),
+        **only,
+    }
+    legal = [(names.split(), partial(_all_hold, rules, p)) for names, rules in RULES]
+    worth = [(names.split(), partial(limit, p, device)) for names, limit in limits]
+    chosen, found = set[str](), Schedules.of([ANY])
+    for name, tried in values.items():
+        chosen.add(name)
+        found = found.times(name, tried)
+        if roomy and name == "blocks_per_sm":
+            room = found.each(lambda s: most_blocks(s, p, device), *ROOM.split())
+            found = found.take(found.field(name) <= room)
+        for names, rule in (*legal, *worth):
+            if name in names and chosen.issuperset(names):
+                found = found.take(found.each(rule, *names) > 0)
+    clusters = found.each(lambda s: device.resident_clusters(s.cluster), "cluster")
+    return found.replaced("grid", found.field("grid") * clusters * found.field("blocks_per_sm")).sorted()
 
 
-def _threads(p: Problem) -> list[int]:
-    """The numbers of threads of a row: powers of two, up to one that has a thread for each chunk of a segment."""
-    widest = max(1 << (p.segment_chunks - 1).bit_length(), WARP)
-    return [1 << n for n in range(11) if 1 << n <= widest]
-
-
-def _variants(base: Schedule, p: Problem, device: Device, roomy: bool) -> Iterator[Fields]:
-    """The legal variants of a legal base: its stages, its options, and its blocks per multiprocessor.
-
-    The combinations here satisfy the rules about options; room in shared memory is computed once for all that use the
-    same amount. ``roomy``: only with as many blocks as the GPU has room for.
-    """
-    most = MAX_THREADS_PER_SM // base.block
-    if base.form in STAGED:
-        # Five blocks with one row each are faster where they fit; five row groups are no better than four.
-        most = min(most, 5 if base.rows_per_block == 1 else 4)
-    clusters = device.resident_clusters(base.cluster)
-    for sized, listed in _sized(base, p):
-        room = most_blocks(sized, p, device)
-        for blocks in BLOCKS_PER_SM:
-            if blocks > (min(room, most) if roomy else most):
-                break
-            # A grid barrier requires that all blocks run at the same time.
-            side_by_side = blocks <= room and partial_rows(base, p) <= clusters * blocks
-            alone = blocks * base.rows_per_block == 1  # rows that may exceed the registers
-            for options in listed:
-                if options.single_launch and not side_by_side:
-                    continue
-                if sized.dynamic and not options.row_in_registers and not alone:
-                    continue
-                yield _fields(sized, blocks, options)
-
-
-def _sized(base: Schedule, p: Problem) -> Iterator[tuple[Schedule, list[Flags]]]:
-    """The variants of a base that differ in shared memory, and the options of each."""
-    if base.form not in STAGED:
-        yield base, _flags(base, p)
-        return
-    stores: tuple[bool, ...] = (base.tma_store,)
-    if base.form == "tma" and p.output_sizes and is_legal(replace(base, tma_store=True), p):
-        stores = FLAGS
-    taken = base.form != "cp_async" and not p.column_sums and base.threads >= WARP
-    schedulers = FLAGS if taken and (base.cluster == 1 or exchanged_values(base, p)) else NO
-    for store in stores:
-        listed = _flags(replace(base, tma_store=store), p)
-        for stages, dynamic in product(STAGES, schedulers):
-            sized = replace(base, stages=stages, tma_store=store, dynamic=dynamic)
-            if shared_fits(sized, p):
-                yield sized, listed
-
-
-def _flags(s: Schedule, p: Problem) -> list[Flags]:
-    """The legal options of a schedule, if a grid barrier can serve its blocks."""
-    sums, staged, rows = p.column_sums > 0, s.form in STAGED, s.form == "registers"
-    found = product(
-        FLAGS if rows and sums else NO,
-        FLAGS if p.column_sizes and (staged or (rows and not sums)) else NO,
-        FLAGS if sums and s.form != "multipass" else NO,
-        FLAGS if staged else NO,
-        FLAGS if s.form == "tma" and not s.tma_store else NO,
-        FLAGS if staged and sums and s.cluster > 1 else NO,
-    )
-    return [o for o in map(Flags._make, found) if o.row_in_registers or not o.early_release]
-
-
-def _fields(s: Schedule, blocks: int, o: Flags) -> Fields:
-    """A schedule with options, and ``blocks`` instead of one block per multiprocessor."""
-    return (
-        FORM_NUMBERS[s.form], s.threads, s.rows_per_block, s.vec, blocks, o.prefetch, s.stages, s.cluster,
-        s.grid * blocks, s.tma_store, o.cached_weights, o.single_launch, o.row_in_registers, o.early_release, s.dynamic,
-        o.acquire_shared,
-    )  # fmt: skip
+def _all_hold(rules: Rules, p: Problem, s: Schedule) -> bool:
+    return all(holds for holds, _ in rules(s, p))

@@ -12,7 +12,7 @@ from typing import Any
 
 from lngen.compiler.devices import Device, device_for
 from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_schedule
-from lngen.compiler.problem.footprint import BULK, has_room
+from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
 
 MOST_OPERATIONS = 26  # equations per element; the norms that were measured have 7 forward and 13 backward
 NEAR = 1.25  # rows at most this many times longer or shorter are near
@@ -113,14 +113,13 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
 def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
     """What ``measured`` yields, each with its table and the key of its entry.
 
-    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU: where both were timed (76
-    points of an H100 and an H200), they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
+    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU. Both were timed at 76 points
+    of an H100 and an H200: they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
     """
     near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
     for table, key, entry in sorted(near, key=lambda found: found[1].d != p.d):
-        found = [
-            s for s in fitted(entry, p, device, key.more) if _whole(s, p) and is_legal(s, p) and has_room(s, p, device)
-        ]
+        every = fitted(entry, p, device, key.more)
+        found = [s for s in every if whole_groups(s, p) and is_legal(s, p) and has_room(s, p, device)]
         yield from ((table, key, s) for s in found)
         if found:
             return
@@ -140,10 +139,6 @@ def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
         return False
     found = (t.entries.get(key, {}).values() for t in tables() if t.arch == arch)
     return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
-
-
-def _whole(s: Schedule, p: Problem) -> bool:
-    return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
 
 
 def fitted(entry: Schedule, p: Problem, device: Device, more: int = 0) -> list[Schedule]:

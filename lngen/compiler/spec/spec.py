@@ -64,13 +64,15 @@ LONGEST_SLUG = 128  # a file name is a spec's slug, a schedule's, an arch and an
 class Spec:
     """A graph, its direction and all that its kernels are specialised on.
 
-    ``eps`` is a number, or ``run``: every call passes it by value. ``chosen`` holds the graph's options whose value
-    differs from the default, ``wrt`` the inputs by which a backward differentiates, ``of`` the results it has
-    cotangents of (None: all outputs), ``grad`` the dtype of the gradients of inputs without rows (None: each input's
-    own), ``accumulate`` the inputs whose gradient is added to an array, ``blocks`` the number of blocks that share the
-    rows of its column sums (None: a number that is the same on every GPU). ``order`` is the version of the rule that
-    orders the sums. ``strides`` is the number of distances between rows that each [M, D] tensor has, 1 or 2; it changes
-    no bit.
+    eps         a number, or ``run``: every call passes it by value
+    chosen      the graph's options whose value differs from the default
+    wrt         the inputs by which a backward differentiates
+    of          the results of which a backward has cotangents; None: all outputs
+    grad        the dtype of the gradients of inputs without rows; None: each input's own
+    accumulate  the inputs whose gradient is added to an array
+    blocks      blocks that share the rows of column sums; None: a number that is the same on every GPU
+    order       the version of the rule that orders the sums
+    strides     distances between rows that each [M, D] tensor has, 1 or 2; they change no bit
     """
 
     definition: Definition

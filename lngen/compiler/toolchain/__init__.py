@@ -11,15 +11,3 @@ from lngen.compiler.toolchain.nvrtc import (
     supported_arches,
 )
 from lngen.compiler.toolchain.nvrtc_results import Resources
-
-__all__ = [
-    "ARCHES",
-    "FLAGS",
-    "Binary",
-    "Resources",
-    "compile_cubin",
-    "compile_ptx",
-    "compiler_build",
-    "nvrtc_version",
-    "supported_arches",
-]

@@ -21,7 +21,7 @@ import numpy as np
 
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import Spec
-from lngen.lab.bench.figures import COLOURS, GRID, INK, MARKERS, NAMES, OTHER, STYLE, check, save, sign
+from lngen.lab.bench.figures import COLOURS, GRID, INK, MARKERS, NAMES, OTHER, STYLE, check_plot, save, sign
 from lngen.lab.bench.peers import LIGER, Call, own_form
 from lngen.lab.bench.summary import unique
 from lngen.launch.runtime.launcher import device_count, device_name
@@ -184,7 +184,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def draw(lines: Sequence[Line], title: str, origin: str, path: Path) -> None:
     """A panel for each graph, a row for each comparison: the share of elements that differ; errors as of ``plot``."""
-    matplotlib, figures = check(path)
+    matplotlib, figures = check_plot(path)
     graphs, sides = unique(x.graph for x in lines), {x.shown: x.name for x in lines}
     labels = sorted(unique(map(_label, lines)))
     with matplotlib.rc_context(STYLE):

@@ -68,7 +68,7 @@ class Case:
 class Prepared:
     """A provider ready for a case: the launch, and the results that a launch with a set leaves.
 
-    ends  what a launch reads first and what it writes, both [M, D], where that is not the set's and the main result
+    ends  the first [M, D] array read and the [M, D] array written, if they differ from the set's input and main result
     """
 
     launch: Launch

@@ -113,7 +113,7 @@ class Picture:
         _title(figure, f"{graph} {DIRECTIONS[direction]}, {dtype}, {self.rows}", *left.get_legend_handles_labels())
 
 
-def check(path: Path) -> tuple[Any, Any]:
+def check_plot(path: Path) -> tuple[Any, Any]:
     """The modules of matplotlib that draw; LngenError for another format, MissingError without matplotlib."""
     if path.suffix not in (".png", ".svg"):
         raise LngenError(f"'{path}' is expected to end in .png or .svg.")
@@ -137,7 +137,7 @@ def plot(records: Sequence[Record], path: Path, origin: str = "") -> list[Path]:
     The ending of ``path`` decides the format, .png or .svg; ``origin`` is written beside the title. MissingError
     without matplotlib, LngenError for a path that cannot be written. The same records give the same bytes.
     """
-    matplotlib, figures = check(path)
+    matplotlib, figures = check_plot(path)
     timed = [r for r in records if r.kind == THROUGHPUT and r.gb_s is not None]
     together = overviews(timed)
     apart = [r for r in timed if r.dtype not in {o.dtype for o in together}]

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 from uuid import UUID
 
-from lngen.compiler.schedule.recorded import benched
 from lngen.config import data_dir
 from lngen.errors import LngenError
 from lngen.files import load_cupy, parse_json, read, shown, write_all
 from lngen.lab.bench.records import HostRecord, Record, judge, summarise
 from lngen.lab.bench.tasks import DIRECTIONS
+from lngen.lab.tune.recorded import benched
 from lngen.user_input import LARGEST
 from lngen.version import __version__
 
@@ -75,8 +75,8 @@ def read_json(path: Path) -> Saved:
         content = parse_json(read(path, MOST_BYTES))
         if {"device", "schedules", "points"} <= content.keys():
             raise LngenError(SWEEPS.format(path))
-        records = [_made(Record, r) for r in benched(content["records"])]
-        host = [_made(HostRecord, h) for h in content.get("host", [])]
+        records = [_record_of(Record, r) for r in benched(content["records"])]
+        host = [_record_of(HostRecord, h) for h in content.get("host", [])]
         runs = [{str(k): str(v) for k, v in run.items()} for run in content.get("runs", [])]
         return Saved(judge(records), dict(content["conditions"]), host, runs)
     except OSError as error:
@@ -102,7 +102,7 @@ def _points(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
         yield {**head, "records": [row(r) for r in group]}
 
 
-def _made(kind: type[Item], fields: Mapping[str, Any]) -> Item:
+def _record_of(kind: type[Item], fields: Mapping[str, Any]) -> Item:
     """The record with these fields; TypeError or ValueError for unknown fields or values of another kind."""
     item = kind(**fields)
     for name, hint in get_type_hints(kind).items():

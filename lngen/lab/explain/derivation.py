@@ -1,6 +1,6 @@
 """How the equations of a kernel came about: the forward, the derivative of each equation, the identities that acted.
 
-All of it is read from the graphs after the passes and from their log. Every text in ``data`` is in the notation of
+All of it is read from the graphs after the passes and from their history. Every text in ``data`` is in the notation of
 mathematics, so both sides of each statement can be evaluated: ``names`` has the value of each name. A power is written
 ``x^2``, a reduction with its axis, ``sum_M(x)``; D and M alone are the lengths. Roundings are left out, and a value has
 one name however it is rounded. Read as Python (``^`` as ``**``), a text gives its value.
@@ -15,10 +15,11 @@ from itertools import pairwise
 from lngen.compiler.ir import OPS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold
 from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.places import depths, downstream
-from lngen.compiler.passes import IDENTITIES, Trace
+from lngen.compiler.passes import Trace
 from lngen.compiler.passes.polynomial import Atom, AxisSum, Product, Size
 from lngen.compiler.passes.simplify import Terms
 from lngen.compiler.spec import Spec
+from lngen.lab.explain.history import IDENTITIES, history
 from lngen.lab.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
 from lngen.lab.explain.statements import check_equations
 
@@ -224,10 +225,10 @@ class _Derivation:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.trace, self.log = spec.trace(), spec.trace().log
+        self.trace, self.history = spec.trace(), history(spec)
         self.forward, self.raw, self.saved = (self.trace[name] for name in ("build", "vjp", "save"))
         self.values = forward_names(self.forward)
-        self.totals = {self.values[v]: ct for v, ct in self.log.cotangents.items()}  # by the values they belong to
+        self.totals = {self.values[v]: ct for v, ct in self.history.cotangents.items()}  # by the values they belong to
         given = {p: p.name for p in self.raw.params if p not in self.values}
         given |= {e.out: e.args[0].name for e in self.raw.eqns if e.op == "cast" and e.args[0] in given}
         seeds = {self.values[r]: f"d{r.name}" for r in self.forward.results if r.name in spec.differentiated}
@@ -240,7 +241,7 @@ class _Derivation:
             self.names.setdefault(ct, self.labels[name])
         self.shared = self._shared()
         # Cotangents are not named in the closed form; in polynomials they are the atoms that simplify left as they are.
-        closed = {v: text for v, text in self.names.items() if v not in self.log.polys} | self.shared
+        closed = {v: text for v, text in self.names.items() if v not in self.history.polys} | self.shared
         self.closed = Notation(closed, self.saved, self.raw)
         graphs = self.raw, self.trace["simplify"], self.saved
         self.polynomials = Notation(self.names | self.shared, *graphs, shared=self.shared)
@@ -267,7 +268,7 @@ class _Derivation:
     def derivatives(self) -> list[dict[str, str]]:
         """What each equation adds to the cotangents of its operands; casts add what they are given."""
         found = []
-        for c in self.log.contributions:
+        for c in self.history.contributions:
             of, by = self.values[c.eqn.out], self.values[c.operand]
             text = Notation({**self.values, c.given: self.labels[of]}, self.raw).text(c.added)
             statement = {"of": of, "by": by, "given": self.labels[of], "to": self.labels[by], "adds": text}
@@ -279,8 +280,8 @@ class _Derivation:
         """Each cotangent as the sum of what equations add to it, and as the polynomial that simplify read."""
         raw, found = Notation(self.names, self.raw), []
         for name, ct in self.totals.items():
-            if ct in self.log.polys and self.names[ct] == self.labels[name]:
-                after = self.polynomials.polynomial(self.log.polys[ct].items())
+            if ct in self.history.polys and self.names[ct] == self.labels[name]:
+                after = self.polynomials.polynomial(self.history.polys[ct].items())
                 statement = {"cotangent": self.labels[name], "before": raw.definition(ct), "after": after}
                 found.append(statement | {"value": ct.name})
         return found
@@ -292,7 +293,7 @@ class _Derivation:
         for eqn in reversed(self.raw.eqns):
             owner |= {a: owner[eqn.out] for a in eqn.args if a not in self.names and eqn.out in owner}
         undone, found = Notation(self.values, self.saved), []
-        for s in self.log.steps:
+        for s in self.history.steps:
             step = {"identity": s.identity, "on": owner.get(s.at, s.at.name), "value": s.at.name}
             if s.before:
                 step |= {"before": self.polynomials.product(s.before), "after": self.polynomials.product(s.after)}

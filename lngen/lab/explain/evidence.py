@@ -10,13 +10,14 @@ import numpy as np
 
 from lngen.compiler.devices import Device
 from lngen.compiler.problem import Problem, Schedule
-from lngen.compiler.schedule.model import MODEL, STATED, TERMS, Accuracy, estimates, features, terms
+from lngen.compiler.schedule.model import MODEL, TERMS, estimates, features, terms
 from lngen.compiler.schedule.space import Numbers, Schedules, roomy_space
 from lngen.compiler.schedule.table import key_of
 from lngen.compiler.spec import Spec
 from lngen.lab.bench.tasks import floor_bytes
 from lngen.lab.explain.section import Subject
 from lngen.lab.explain.timings import Run
+from lngen.lab.tune.recorded import STATED, Accuracy
 
 # ---- the model ----
 

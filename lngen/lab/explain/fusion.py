@@ -1,4 +1,4 @@
-"""Why a call is so few kernels: its phases and what separates them, where each value lives, what separate ones move."""
+"""Explains the fusion: the phases and what separates them, where each value lives, the bytes of unfused kernels."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -84,7 +84,7 @@ def _statements(text: str, values: Mapping[str, str]) -> Iterator[Stated]:
 
 
 def _used(code: str, values: Mapping[str, str]) -> Iterator[str]:
-    """The values that code without a note names, or of which it uses what is derived of them."""
+    """The values that a line without a note uses, directly or through a derived name such as ``x_ptr_``."""
     by_name = {*values.values()}
     for name in _NAME.findall(code):
         derived = _DERIVED.fullmatch(name)

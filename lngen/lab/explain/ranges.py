@@ -97,7 +97,7 @@ class Facts:
         eqn = self.made[value]
         return (eqn.op, eqn.args) == (op, (of,)) and eqn.axis is D
 
-    def squared(self, value: Value) -> Value | None:
+    def root_of(self, value: Value) -> Value | None:
         """The value whose square this is, if it is one."""
         eqn = self.made[value]
         return eqn.args[0] if eqn.op == "mul" and eqn.args[0] == eqn.args[1] else None
@@ -148,7 +148,7 @@ class Facts:
             for total, eps in (under.args, under.args[::-1]) if under.op in ("add", "maximum") else ():
                 squares = self.made[total]
                 most = {"reduce_mean": sqrt(self.d), "reduce_sum": 1.0}.get(squares.op)
-                if most and squares.axis is D and self.squared(squares.args[0]) == x and self.ranges[eps].low >= NORMAL:
+                if most and squares.axis is D and self.root_of(squares.args[0]) == x and self.ranges[eps].low >= NORMAL:
                     return most * ROUNDINGS
         return inf
 

@@ -14,13 +14,14 @@ from lngen.compiler.problem.footprint import most_blocks
 from lngen.compiler.problem.legal import MIN_STAGES
 from lngen.compiler.problem.schedule import FORMS, changes, value_text
 from lngen.compiler.schedule import workload
-from lngen.compiler.schedule.model import REPEATED, estimated, features
+from lngen.compiler.schedule.model import estimated, features
 from lngen.compiler.schedule.space import FIELDS, FLAG_FIELDS, Numbers, Schedules
 from lngen.compiler.schedule.table import MANY, Key, origins
 from lngen.errors import CompileError, EmitError, LowerError, MissingError, ScheduleError
 from lngen.files import sha256
 from lngen.lab.explain.evidence import PARTS, PHRASES, Evidence, Verdict, percent, predicted
 from lngen.lab.explain.section import Block, Lines, Section, Subject, Table, Text, entry
+from lngen.lab.tune.recorded import REPEATED
 
 OTHERS, MEASURED = 5, 3  # schedules that are shown besides the chosen one, and how many of them by measured time
 TIMES = "predicted_us", "measured_us"

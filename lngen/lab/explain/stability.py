@@ -22,7 +22,7 @@ from lngen.compiler.passes.variance import is_rounded
 from lngen.errors import SpecError
 from lngen.lab.explain.ranges import Facts, Range
 from lngen.lab.explain.section import Lines, Section, Subject, Table, Text, wrapped
-from lngen.proof.check.conform import CASES, answer
+from lngen.proof.check.conform import CASES, run_case
 from lngen.proof.check.conform.implementations import Found as Judged
 from lngen.proof.check.conform.implementations import Ran
 from lngen.proof.check.conform.number_cases import spread
@@ -33,7 +33,7 @@ BOUNDED = 2.0**16  # a factor of at most this size makes infinite only what near
 
 
 class Hazard(NamedTuple):
-    """What an equation can do and for which numbers, what stands against it, and the number that ``risk`` names."""
+    """A hazard of one equation: what goes wrong and for which inputs, what prevents it, the number in ``risk``."""
 
     name: str
     risk: str
@@ -48,11 +48,11 @@ def unit(e: Eqn) -> str:
 
 def one_pass(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """mean(x^2) - mean(x)^2."""
-    centre = g.squared(e.args[1]) if e.op == "sub" else None
+    centre = g.root_of(e.args[1]) if e.op == "sub" else None
     if centre is None:
         return
     mean, of = g.made[centre], g.made[e.args[0]]
-    if mean.op == of.op == "reduce_mean" and mean.attrs == of.attrs and g.squared(of.args[0]) == mean.args[0]:
+    if mean.op == of.op == "reduce_mean" and mean.attrs == of.attrs and g.root_of(of.args[0]) == mean.args[0]:
         x, most = g.names[mean.args[0]], e.out.type.dtype.roundoff**-0.5
         risk = f"loses all digits and may be negative, if the mean of {x} is {most:.4g} standard deviations or more"
         yield Hazard("one-pass variance", f"{risk}; the mean of ({x} - mean)^2 does not", limit=most)
@@ -77,11 +77,11 @@ def mean_removed(g: Facts, e: Eqn) -> Iterator[Hazard]:
 
 
 def complement(g: Facts, e: Eqn) -> Iterator[Hazard]:
-    """c - v and v - c with a constant c that v may be near, and v - v^2, which is v (1 - v)."""
+    """Subtractions that can cancel: c - v and v - c with v near a constant c; v - v^2, which is v (1 - v)."""
     if not (found := g.difference(e)):
         return
     (a, b, taken), one = found, Range(1, 1)
-    pairs = [(one, a)] if g.squared(b) == a else [(g.ranges[a], b), (taken, a)]
+    pairs = [(one, a)] if g.root_of(b) == a else [(g.ranges[a], b), (taken, a)]
     for whole, v in pairs:
         if (c := whole.low) == whole.high != 0 and g.ranges[v].low <= c <= g.ranges[v].high and v not in g.exact:
             risk = f"loses its leading digits, if {g.names[v]} is near {c:.4g}; its error stays near {unit(e)} of that"
@@ -189,7 +189,7 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A sum or a mean over the features of a row or over rows, and the squares in it."""
     if e.op not in SUMS or e.axis.of_order or (e.axis is D and g.d == 1):
         return
-    of_row, terms, x = e.axis is D, g.ranges[e.args[0]], g.squared(e.args[0])
+    of_row, terms, x = e.axis is D, g.ranges[e.args[0]], g.root_of(e.args[0])
     depth, count = (row_depth(g.d), g.d) if of_row else (column_depth(g.rows, g.d), max(g.rows, 1))
     most = sqrt(e.out.type.dtype.largest)
     if x and g.ranges[x].most > most / sqrt(count):
@@ -294,7 +294,7 @@ def _measured(facts: Facts, found: Found) -> list[dict[str, Any]] | str:
     measured: list[dict[str, Any]] = []
     for name in dict.fromkeys(("ordinary", *(case for _, hazard in found for case in CASES_OF.get(hazard.name, ())))):
         known = name in MEANS and any(row["inputs"] in MEANS for row in measured)
-        if not known and answer(runs[name])[0] == "pass":
+        if not known and run_case(runs[name])[0] == "pass":
             measured.append({"inputs": name, **_numbers(suite, found)})
     return measured
 

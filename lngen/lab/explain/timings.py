@@ -11,12 +11,12 @@ from lngen import config
 from lngen.compiler.devices import Device
 from lngen.compiler.problem import ANY, Problem, Schedule, check, parse_schedule
 from lngen.compiler.schedule import workload
-from lngen.compiler.schedule.recorded import benched, swept
 from lngen.errors import MissingError, ScheduleError
 from lngen.files import parse_json, read
 from lngen.lab.bench.store import source_digest
 from lngen.lab.bench.tasks import FEW_ROWS, LATENCY
 from lngen.lab.tune import trials
+from lngen.lab.tune.recorded import benched, swept
 
 UNKNOWN = "not recorded"
 CALLS = {True: "in turn", False: "overlapped"}

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from lngen.compiler.headers import PREFIX, PROVIDES, text_of
+from lngen.compiler.headers import HEADERS, PREFIX, text_of
 from lngen.compiler.toolchain.nvrtc_results import UNIT
 from lngen.errors import LngenError, MissingError
 from lngen.version import install_hint
@@ -132,7 +132,7 @@ def location(kernel: str, path: str, line: int) -> Location:
     """A line of a file that nvdisasm names by the folder of the compilation."""
     name = path.replace("\\", "/").rpartition("/")[2]
     header = name.removesuffix(".cuh")
-    if header != name and header in PROVIDES:
+    if header != name and header in HEADERS:
         function = next((of for first, of in reversed(_functions(header)) if first <= line), header)
         return Location(f"{PREFIX}{name}", line, function)
     return Location(f"{kernel.rpartition('__')[0] or kernel}.cu" if name == UNIT else name, line, kernel)

@@ -8,6 +8,7 @@ job           one spec at one number of rows, from candidates to a choice; ties 
 tuner         all jobs, on any executor; the lock file of their choices
 views         a run as a table and JSON, a job as a picture and in the formats of other tuners
 device_table  a GPU's fastest schedules, from recorded times: what is taken without tuning
+recorded      recorded times, and how good the choices of table and model are on them
 
 From Python, on any executor whose workers have a GPU:
 

@@ -33,8 +33,8 @@ def candidates(compilation: Compilation, rows: int, arch: str, device: Device | 
     """The schedules in the order of trial: the default, then alternately the next by rank and the best of each kind.
 
     ``device``: as for ``ranking``. A model that is wrong about a whole kind would otherwise exclude it: kinds are first
-    structures, then block shapes. Left out, but for the default, are persistent grids that are no smaller than the
-    work: none of their blocks takes a second row group, which is what they are for. Behind a plain kernel on an H100
+    structures, then block shapes. Persistent grids with at least one block per row group are left out: they never
+    loop. The default is always tried. Behind a plain kernel on an H100
     the fastest of them took 5 to 12 % longer than the fastest of the others (rmsnorm and layernorm forward in bf16, 1
     to 1024 rows of 2560, 4096 and 8192).
     """

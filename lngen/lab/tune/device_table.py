@@ -11,8 +11,8 @@ from typing import Any
 from lngen.compiler.devices import Device
 from lngen.compiler.problem import Schedule
 from lngen.compiler.schedule import workload
-from lngen.compiler.schedule.recorded import Point
 from lngen.compiler.schedule.table import Key, Table, key_of
+from lngen.lab.tune.recorded import Point
 
 NOISE = 0.02  # two times that differ by less are equal, since those of different runs differ
 TIE = 0.01  # means of one run that differ by less are equal: the least of many is that much too good by chance
@@ -23,8 +23,8 @@ def build(device: Device, compared: Sequence[Point], defaults: Sequence[Point] =
     """The table of a GPU.
 
     compared  points at which several schedules were timed side by side. The table has the nearest to the best in
-              geometric mean over the points of a key and class. Of those that tie, it has the one that ties at most
-              points of the key, then at most points of all rows of its kind: so there are fewer kernels
+              geometric mean over the points of a key and class. Ties go to the schedule that is among the best
+              at the most points of the key, then of all rows of its kind, so that few kernels are built
     defaults  points of one schedule each, timed in other runs: kept where no other schedule is known to be faster
     """
     groups: dict[tuple[Key, int], list[Point]] = {}

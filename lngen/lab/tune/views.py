@@ -16,8 +16,7 @@ from typing import Any
 from lngen.compiler.problem import Schedule, parse_schedule
 from lngen.compiler.spec import parse_spec
 from lngen.errors import LngenError, ScheduleError, one_of
-from lngen.lab.bench.figures import COLOURS, GRID, STYLE, save, sign
-from lngen.lab.bench.figures import check as check_plot
+from lngen.lab.bench.figures import COLOURS, GRID, STYLE, check_plot, save, sign
 from lngen.lab.tune.job import Choice, Outcome
 from lngen.lab.tune.trials import STATUSES, Trial
 from lngen.version import __version__

@@ -153,7 +153,7 @@ class Norm:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
         self._made_from = forward, backward, dict(schedules), lock, overlap, kernels
-        self._forward = self._made(forward)
+        self._forward = self._call_of(forward)
         self._primary = len(forward.definition.outputs(forward.options))
         self._backward_spec = backward
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
@@ -316,10 +316,10 @@ class Norm:
             if cotangents not in self._backwards:
                 of = tuple(name.removeprefix("d") for name in cotangents)
                 spec = self._backward_spec if cotangents == self._cotangents else replace(self._backward_spec, of=of)
-                self._backwards[cotangents] = self._made(spec)
+                self._backwards[cotangents] = self._call_of(spec)
             return self._backwards[cotangents]
 
-    def _made(self, spec: Spec) -> Call:
+    def _call_of(self, spec: Spec) -> Call:
         _, _, schedules, lock, overlap, kernels = self._made_from
         made = call_of(spec, schedules.get(spec.direction, ""), lock, overlap)
         if kernels:

@@ -1,4 +1,7 @@
-"""Vector clocks: what their columns stand for, tables in which threads share rows, and clocks that flags release."""
+"""Vector clocks. A column is a thing that can be waited for.
+
+Threads with equal clocks share a row of a table. A flag carries the clock of its release.
+"""
 
 from __future__ import annotations
 

@@ -61,44 +61,44 @@ def same(fn: Callable[..., Any], count: int) -> Maker:
 def bits(fn: Callable[..., Any], count: int) -> Maker:
     """As ``same``, for operations with the same result on signed and unsigned numbers: computed on unsigned ones."""
 
-    def make(m: Opcode) -> Pure:
+    def operation(m: Opcode) -> Pure:
         t = BOOL if m["t"] == "pred" else UNSIGNED[DTYPES[m["t"]].itemsize]
         return Pure((t,), (t,) * count, fn)
 
-    return make
+    return operation
 
 
 def shift(fn: Callable[..., Any]) -> Maker:
     """The amount is a u32 whatever <t> is, clamped to the width; NumPy shifts by the width as PTX does."""
 
-    def make(m: Opcode) -> Pure:
+    def operation(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
         width = np.uint32(8 * t.itemsize)
         return Pure((t,), (t, UNSIGNED[4]), lambda a, n: fn(a, np.minimum(n, width).astype(t)))
 
-    return make
+    return operation
 
 
 def wide(fn: Callable[..., Any], count: int) -> Maker:
     """Two factors of type <t>, a result (and a third operand) twice as wide."""
 
-    def make(m: Opcode) -> Pure:
+    def operation(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
         to = (SIGNED if t.kind == "i" else UNSIGNED)[2 * t.itemsize]
         return Pure((to,), (t, t, *((to,) * (count - 2))), lambda a, b, *c: fn(a.astype(to), b.astype(to), *c))
 
-    return make
+    return operation
 
 
 def mixed(fn: Callable[..., Any], count: int) -> Maker:
     """In f32; all operands but the last have the type <t> (sm_100 and later) or, without <t>, f32."""
 
-    def make(m: Opcode) -> Pure:
+    def operation(m: Opcode) -> Pure:
         f32 = DTYPES["f32"]
         narrow = DTYPES[m["t"] or "f32"]
         return Pure((f32,), (*(narrow,) * (count - 1), f32), lambda *v: fn(*(a.astype(f32, copy=False) for a in v)))
 
-    return make
+    return operation
 
 
 def _fused(a: Value, b: Value, c: Value) -> Value:
@@ -113,11 +113,11 @@ def _number(fn: Callable[..., Any], negative: bool) -> Callable[[Value, Value], 
 def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool) -> Maker:
     """min and max: of a NaN and a number the number; with .NaN, the NaN."""
 
-    def make(m: Opcode) -> Pure:
+    def operation(m: Opcode) -> Pure:
         t = DTYPES[m["t"]]
         return Pure((t,), (t, t), _number(nan if m["n"] else number, negative))
 
-    return make
+    return operation
 
 
 _COMPARE: dict[str, Callable[[Value, Value], Any]] = {

@@ -1,7 +1,7 @@
 """What opcodes say: their modifiers, the combinations that the PTX manual allows for loads, stores, atomics and fences.
 
-And what follows from them for a whole kernel: which instructions move lanes, which threads may wait for each other, the
-registers that an instruction reads and writes.
+It also derives, for a kernel: the instructions that move lanes, the barriers between threads, the registers that an
+instruction reads and writes.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class VectorClock(Clock):
         self.acquire(lanes, clock)
 
     def has_waited(self, lanes: Array) -> Array:
-        """True for threads that waited, or that follow one that did."""
+        """For each thread: has it waited, or is it ordered after a thread that has?"""
         return np.asarray(self.visible_time(lanes, self.columns.wait) != 0)
 
     def barrier_passed(self, lanes: Array | slice, barrier: Array | int) -> None:

@@ -21,7 +21,7 @@ from lngen.compiler.ir import D, Eqn, Graph, M
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import lower
 from lngen.compiler.passes import backward
-from lngen.compiler.passes.order import rule_of, sharers
+from lngen.compiler.passes.order import rule_of, suited_cluster
 from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import Spec, make_spec, parse_spec
 from lngen.lab.inspect.traffic import measure, row_units
@@ -175,7 +175,7 @@ def test_the_backward_of_a_subset_is_made_once_by_all_threads(monkeypatch: pytes
         time.sleep(0.05)
         return Call(spec, "")
 
-    monkeypatch.setattr(norm, "_made", slow)
+    monkeypatch.setattr(norm, "_call_of", slow)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: norm.backward((cotangents["y"], None), saved)[0], range(8)))
     assert [(s.direction, s.of) for s in made] == [("bwd", ("y",))]
@@ -198,7 +198,10 @@ def test_the_backward_of_a_subset_is_made_once_by_all_threads(monkeypatch: pytes
 def test_long_rows_are_shared_where_only_cotangents_are_summed(
     describe: Describe, options: dict[str, str], blocks: int
 ) -> None:
-    assert sharers(spec_of(describe, "bwd", d=10248, dtype="bf16", **options).graph(), 10248, rule_of("v1")) == blocks
+    assert (
+        suited_cluster(spec_of(describe, "bwd", d=10248, dtype="bf16", **options).graph(), 10248, rule_of("v1"))
+        == blocks
+    )
 
 
 # ---- gradients that vanish ----

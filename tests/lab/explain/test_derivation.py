@@ -16,12 +16,12 @@ from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.ir import D, M
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
-from lngen.compiler.passes import IDENTITIES
-from lngen.compiler.passes.simplify import _Simplifier
+from lngen.compiler.passes.simplify import Simplifier
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.errors import ValidationError
 from lngen.lab.explain import statements
 from lngen.lab.explain.derivation import derivation
+from lngen.lab.explain.history import IDENTITIES
 from lngen.lab.explain.statements import false_equations, same, value
 from lngen.proof.check.differences import along
 
@@ -134,10 +134,10 @@ def test_a_flipped_sign_is_not_true(text: str) -> None:
 
 
 def test_a_wrong_identity_is_not_true(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log says what acted, not what would have been right: here every sum of one factor is dropped."""
+    """The history says what acted, not what would have been right: here every sum of one factor is dropped."""
     text = "layernorm.bwd:d=8,dtype=f32"
     numbers(text)
-    monkeypatch.setattr(_Simplifier, "_centred", lambda self, product, axis, to: True)
+    monkeypatch.setattr(Simplifier, "_centred", lambda self, product, axis, to: True)
     with pytest.raises(ValidationError, match="behind the pass 'simplify' the gradient is not that of the forward"):
         derivation(parse_spec(text))
     monkeypatch.setattr("lngen.compiler.passes.validate", lambda *args: None)

@@ -20,8 +20,7 @@ from lngen.compiler.problem import ANY, Schedule, check, check_arch, parse_sched
 from lngen.compiler.problem.footprint import most_blocks
 from lngen.compiler.problem.schedule import FORMS
 from lngen.compiler.schedule import workload
-from lngen.compiler.schedule.model import STATED, estimates, features
-from lngen.compiler.schedule.recorded import RECORDED, Point, points
+from lngen.compiler.schedule.model import estimates, features
 from lngen.compiler.schedule.space import FIELDS, Schedules, roomy_space
 from lngen.compiler.schedule.table import key_of, tables
 from lngen.compiler.spec import Spec
@@ -32,6 +31,7 @@ from lngen.lab.explain import explain
 from lngen.lab.explain.reasons import changed, reasons, why_not
 from lngen.lab.explain.section import Subject, Text
 from lngen.lab.tune import trials
+from lngen.lab.tune.recorded import RECORDED, STATED, Point, points
 from own_graphs import own
 from plans import BACKWARD, FORWARD
 

@@ -150,12 +150,12 @@ def _skipped(why: str) -> Found:
 
 
 def _outcome(case: Case, run: Callable[[], Found]) -> Outcome:
-    status, found = answer(run)
+    status, found = run_case(run)
     return Outcome(case.name, status, case.why, found.detail, found.measured)
 
 
-def answer(run: Callable[[], Found]) -> tuple[Status, Found]:
-    """A case's status and its findings."""
+def run_case(run: Callable[[], Found]) -> tuple[Status, Found]:
+    """Run one case; its status and findings, also where it fails, is skipped or raises."""
     try:
         return "pass", run()
     except FailedError as failed:

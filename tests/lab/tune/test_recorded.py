@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lngen.compiler.devices import Device, device_for, named
-from lngen.compiler.problem import ANY, Schedule, is_legal, parse_schedule
-from lngen.compiler.schedule import candidates, workload
-from lngen.compiler.schedule.model import MODEL, STATED, Model, estimates, features
-from lngen.compiler.schedule.recorded import (
+from lngen.compiler.devices import Device, named
+from lngen.compiler.problem import ANY, Schedule, parse_schedule
+from lngen.compiler.schedule import workload
+from lngen.compiler.schedule.model import MODEL, Model, estimates, features
+from lngen.compiler.schedule.space import Schedules
+from lngen.compiler.schedule.table import Key, key_of, tables
+from lngen.config import data_dir
+from lngen.lab.tune.device_table import build, text
+from lngen.lab.tune.recorded import (
     RECORDED,
+    STATED,
     Point,
     Sample,
     errors_of,
@@ -25,12 +30,8 @@ from lngen.compiler.schedule.recorded import (
     unfitted,
     with_table,
 )
-from lngen.compiler.schedule.recorded import recorded as recorded_by_gpu
-from lngen.compiler.schedule.space import Schedules
-from lngen.compiler.schedule.table import Key, Table, key_of, measured, tables
-from lngen.config import data_dir
-from lngen.lab.tune.device_table import build, text
-from plans import BACKWARD, FORWARD, H200, ROWS, STAGED, problem_of
+from lngen.lab.tune.recorded import recorded as recorded_by_gpu
+from plans import FORWARD, H200, ROWS, STAGED, problem_of
 
 # ---- on recorded times ----
 
@@ -93,7 +94,7 @@ def test_what_is_left_out_is_not_fitted(recorded: list[Point], monkeypatch: pyte
         seen.append(sorted({*sample.gpus[which].tolist()}))
         return MODEL if steps == 5 else unfitted()
 
-    monkeypatch.setattr("lngen.compiler.schedule.recorded.fit", fitted_to)
+    monkeypatch.setattr("lngen.lab.tune.recorded.fit", fitted_to)
     assert [*leave_out(sample, sample.gpus, 5).each] == [*sample.scores(MODEL).each]
     assert sorted(seen) == [[h100.name], [H200.name]]
     assert [*leave_out(sample, sample.lengths, 5).each] != [*leave_out(sample, sample.lengths, 6).each]
@@ -164,67 +165,6 @@ def test_of_tied_schedules_the_most_shared_is_taken() -> None:
     assert chosen(longer, few) == [replace(wide, vec=1)] * 2, "a neighbour"
     other = Point("rmsnorm.fwd:d=4096,dtype=bf16", 9000, {ROWS: 9.93, tall: 9.8})
     assert chosen(replace(many, times={ROWS: 9.93, wide: 9.8}), other) == [replace(ROWS, vec=1)] * 2
-
-
-def test_entries_are_near_if_rows_are_alike() -> None:
-    staged, rows = replace(STAGED, vec=1, grid=0), replace(ROWS, vec=1)
-    table = Table("A", "sm_90", {Key("fwd", 2, 4096): {1024: str(staged)}, Key("fwd", 2, 4608): {1024: str(rows)}})
-
-    def near(spec: str, size: int = 1024) -> list[Schedule]:
-        return [entry for _, entry in table.near(problem_of(spec), size)]
-
-    assert near(FORWARD) == [staged, rows]
-    assert near("rmsnorm.fwd:d=5000,dtype=f16") == [rows, staged], "the nearest first"
-    others = ["d=4096,dtype=f32", "d=4095,dtype=bf16", "d=8192,dtype=bf16", "d=3000,dtype=bf16"]
-    for other in (BACKWARD, f"{BACKWARD},wrt=x", *(f"layernorm.fwd:{keys}" for keys in others)):
-        assert near(other) == [], other
-    assert near(FORWARD, 256) == []
-
-
-def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without one that of the GPU that stands for the arch; exactly this D in any table before a D nearby."""
-    h100, other = named("h100"), replace(H200, name="NVIDIA GH200 480GB")
-
-    def table(device: Device, threads: int, lines: dict[int, list[int]]) -> Table:
-        line = str(replace(ROWS, vec=1, threads=threads))
-        return Table(device.name, "sm_90", {Key("fwd", 2, d): dict.fromkeys(sizes, line) for d, sizes in lines.items()})
-
-    shipped = (
-        table(replace(H200, name="A"), 32, {4096: [16, 1024]}),
-        table(h100, 128, {4096: [64, 1024], 4608: [1024]}),
-        table(H200, 256, {4096: [1024], 4608: [8, 64]}),
-        replace(table(h100, 512, {4096: [1024]}), arch="sm_80"),
-    )
-    monkeypatch.setattr("lngen.compiler.schedule.table.tables", lambda: shipped)
-
-    def first(device: Device, size: int, d: int = 4096) -> int | None:
-        return next((s.threads for s in measured(problem_of(f"layernorm.fwd:d={d},dtype=bf16"), size, device)), None)
-
-    assert [first(device, 1024) for device in (h100, H200, other, device_for("sm_90a"))] == [128, 256, 256, 256]
-    assert [first(device, 64) for device in (h100, H200, other)] == [128, 128, 128], "exactly this D"
-    assert [first(device, 64, 4600) for device in (h100, H200)] == [128, 256]
-    assert [first(h100, size) for size in (16, 8, 32)] == [32, 256, None], "what the own table lacks, another may have"
-
-
-def test_an_entry_takes_the_grid_of_the_gpu_it_runs_on() -> None:
-    p = problem_of("layernorm.fwd:d=12288,dtype=bf16")
-    half = replace(H200, multiprocessors=66, clusters=(66, 33, 15, 7, 3))
-    whole, less = (next(measured(p, 1024, device)) for device in (H200, half))
-    assert whole.grid == 132 * whole.blocks_per_sm // whole.cluster
-    assert replace(whole, grid=0) == replace(less, grid=0)
-    assert less.grid == whole.grid // 2
-    assert not [*measured(p, 1024, device_for("sm_100"))], "it was measured on another arch"
-
-
-def test_a_measured_default_enumerates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> list[Schedule]:
-        raise AssertionError("the space is enumerated")
-
-    monkeypatch.setattr("lngen.compiler.schedule.model.roomy_space", refuse)
-    for spec in (FORWARD, BACKWARD, "rmsnorm.fwd:d=4200,dtype=f16"):
-        assert is_legal(next(candidates(problem_of(spec))), problem_of(spec))
-    with pytest.raises(AssertionError, match="the space is enumerated"):
-        next(candidates(problem_of("layernorm.fwd:d=4096,dtype=f64")))
 
 
 def test_few_rows_between_other_kernels_give_no_points() -> None:
