@@ -10,7 +10,7 @@ from fake_gpu import FakeGpu
 from family import Keys, gradients, results
 from lngen.compiler.graphs import GRAPHS, GraphBuilder
 from lngen.compiler.ir import D as FEATURES
-from lngen.compiler.ir import DType, M
+from lngen.compiler.ir import DType, Lengths, M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import parse_spec
 from lngen.errors import ArrayError
@@ -31,8 +31,9 @@ def arrays_for(norm: Norm, seed: int = 1) -> tuple[dict[str, Array], tuple[Array
     """Inputs by name, and a cotangent of every output."""
     rng, forward = np.random.default_rng(seed), norm.spec().forward()
     outputs = norm.spec().definition.outputs(norm.spec().options)
-    inputs = {p.name: draw(rng, p, ROWS, norm.spec().d, 0.5) for p in forward.params}
-    return inputs, tuple(draw(rng, r, ROWS, norm.spec().d, 0.3) for r in forward.results if r.name in outputs)
+    sizes = Lengths({M: ROWS, FEATURES: norm.spec().d})
+    inputs = {p.name: draw(rng, p, sizes, 0.5) for p in forward.params}
+    return inputs, tuple(draw(rng, r, sizes, 0.3) for r in forward.results if r.name in outputs)
 
 
 def step(norm: Norm, **more: Any) -> tuple[Any, Saved, tuple[Array, ...], tuple[Array, ...]]:

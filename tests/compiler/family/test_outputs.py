@@ -17,7 +17,7 @@ from bit_graphs import norms_apart as apart
 from lngen.compiler.compile import Compilation, KernelSet
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import D, Eqn, Graph, M
+from lngen.compiler.ir import D, Eqn, Graph, Lengths, M
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import lower
 from lngen.compiler.passes import backward
@@ -67,8 +67,9 @@ def arrays_for(norm: Norm, rows: int = 3) -> tuple[dict[str, Array], dict[str, A
     forward = norm.spec().graph()
     outputs = norm.spec("bwd").differentiated
     rng = np.random.default_rng(5)
-    inputs = {v.name: draw(rng, v, rows, norm.spec().d, 0.5) for v in forward.params}
-    return inputs, {v.name: draw(rng, v, rows, norm.spec().d, 0.5) for v in forward.results if v.name in outputs}
+    sizes = Lengths({M: rows, D: norm.spec().d})
+    inputs = {v.name: draw(rng, v, sizes, 0.5) for v in forward.params}
+    return inputs, {v.name: draw(rng, v, sizes, 0.5) for v in forward.results if v.name in outputs}
 
 
 @pytest.mark.parametrize("save", ["stats", "none"])
