@@ -194,6 +194,11 @@ def _expanded(c: Call, e: Eqn, x: Tensor) -> Tensor:
     return x.expand(_spread(e.out, c.size)) if has is None else c.at(x, WIDE.index(e.axis.root), has, e.axis)
 
 
+def _places(c: Call, e: Eqn) -> Tensor:
+    """0, 1, 2, ... along the equation's axis."""
+    return c.torch.arange(c.size[e.axis], device=c.like.device).reshape(_spread(e.out, c.size))
+
+
 def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
     """The halves of rows exchanged, one of them negated."""
     a, b = x.chunk(2, dim=1)
@@ -206,6 +211,7 @@ MEANINGS: dict[str, Meaning] = {
     "reduce_dot": lambda c, e, a: _reduced("sum")(c, e, (a[0] * a[1],)),
     "const": lambda c, e, a: float(e.value),
     "size": lambda c, e, a: float(c.size[e.axis] if e.per is None else c.lengths.per(e.axis, e.per)),
+    "iota": lambda c, e, a: _places(c, e),
     "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype]),
     "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
     "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),

@@ -13,7 +13,8 @@ import pytest
 from lngen import D, Definition, GraphBuilder, M
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Axis, Eqn, Graph, Lengths, Value, parse, print_graph
-from lngen.compiler.passes.instance import lengths
+from lngen.compiler.ir.numerics import stored
+from lngen.compiler.passes.instance import drawn, indexed, lengths
 from lngen.compiler.spec import Spec, make_spec
 
 Array = np.ndarray
@@ -47,6 +48,10 @@ def axis_graph(seed: int) -> Definition:
                 values.append(b.input(f"p{base}", a) * b.input(f"q{base}", c))
             for fine, coarse in [p for p in permutations(of[1:], 2) if p[0].is_finer(p[1])][:1]:
                 values.append(b.mean(b.mean(values[0], base, fine) ** 2, fine, coarse))
+            if of[1:]:  # the number that an index says, along the first derived axis
+                index = b.index(f"k{base}", *some(M), *([] if base is D else some(D)))
+                hit = b.select_eq(f"hit{base}", index, b.iota(f"place{base}", of[1]), values[0])
+                values.append(hit * 1.5)
         joined = values[0]
         for v in values[1:]:
             joined = joined + v * float(rng.uniform(0.5, 1.5))
@@ -123,6 +128,12 @@ def reduced(e: Eqn, terms: Array, sizes: Lengths) -> Array:
     return out if e.axis.root is D else out.T
 
 
+def places(axis: Axis, sizes: Lengths) -> Array:
+    """The element of ``axis`` at each place."""
+    own = [place(n, axis, sizes) for n in range(sizes[axis.root])]
+    return np.broadcast_to(np.array(own)[:, None] if axis.root is M else own, (sizes[M], sizes[D]))
+
+
 def mean(e: Eqn, args: list[Array], sizes: Lengths) -> Array:
     return reduced(e, args[0], sizes) / (sizes[e.axis] // (sizes[e.to] if e.to else 1))
 
@@ -135,6 +146,8 @@ STEPS: dict[str, Callable[[Eqn, list[Array], Lengths], Array]] = {
     "mul": lambda e, a, at: a[0] * a[1],
     "div": lambda e, a, at: a[0] / a[1],
     "sqrt": lambda e, a, at: np.sqrt(a[0]),
+    "iota": lambda e, a, at: places(e.axis, at),
+    "select_eq": lambda e, a, at: np.where(a[0] == a[1], a[2], 0.0),
     "reduce_sum": lambda e, a, at: reduced(e, a[0], at),
     "reduce_mean": mean,
 }
@@ -150,7 +163,8 @@ def test_axes(seed: int) -> None:
     """Forward by the walk, backward by differences of the walk; the text of both parses back."""
     rng, forward = np.random.default_rng([seed, 1]), spec_of(seed, "fwd").forward()
     sizes = lengths(forward, d=8)
-    inputs = {p.name: rng.normal(0.5, 1.0, p.type.shape_of(sizes)) for p in forward.tensors}
+    of = indexed(forward)
+    inputs = {p.name: stored(drawn(rng, p, sizes, of.get(p), 0.5), p.type.dtype) for p in forward.tensors}
     want = walked(forward, inputs, sizes)
     for spec in (spec_of(seed, "fwd"), spec_of(seed, "bwd")):
         assert parse(print_graph(spec.graph())) == spec.graph()
@@ -161,8 +175,9 @@ def test_axes(seed: int) -> None:
     backward = spec_of(seed, "bwd").graph()
     known = {**inputs, **want, **cotangents}
     gradients = interpret(backward, {p.name: known[p.name] for p in backward.tensors})
-    assert {*gradients} == {f"d{name}" for name in inputs}
-    for p in forward.tensors:
+    smooth = [p for p in forward.tensors if p not in of]
+    assert {*gradients} == {f"d{p.name}" for p in smooth}
+    for p in smooth:
         direction, step = rng.normal(size=inputs[p.name].shape), 1e-5
 
         def loss(by: float, p: Value = p, direction: Array = direction) -> float:
@@ -182,4 +197,5 @@ def test_the_graphs_hold_what_they_are_for() -> None:
     assert sum(e.axis.base is not None and e.to is not None for e in folds) > 3
     meet = [{*e.out.type.axes} - {x for v in e.args for x in v.type.axes} for g in graphs for e in g.eqns if e.args]
     assert sum(not axes.isdisjoint((M, D)) for axes in meet) > 5
+    assert sum("select_eq" in {e.op for e in g.eqns} for g in graphs) > 20
     assert sum("n" in {a.number for v in g.params for a in v.type.axes} for g in graphs) > 5

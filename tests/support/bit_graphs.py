@@ -3,13 +3,30 @@
 from collections.abc import Callable
 
 from lngen.compiler.graphs import Definition, GraphBuilder
-from lngen.compiler.ir import BF16, D, M, S, Value
+from lngen.compiler.ir import BF16, D, DType, M, S, Value
 from number_graphs import BACKWARD, NUMPY, largest
 
 
 def plain(b: GraphBuilder) -> None:
     """No row is summed: nothing ends a phase, and a cluster exchanges nothing."""
     b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
+
+
+def class_loss(b: GraphBuilder) -> None:
+    """The cross-entropy of a class index: places in every loop of a row, and in the derived backward."""
+    x, target = b.input("x", M, D), b.index("target", M)
+    top = b.max(x).detach()
+    hit = b.select_eq("hit", target, b.iota("column", D), x)
+    b.output("loss", b.sum((x - top).exp()).log() + top - b.sum(hit), dtype="f32")
+
+
+def placed(b: GraphBuilder) -> None:
+    """Places beside column sums, in results by column, and in a number."""
+    x, gamma = b.input("x", M, D), b.input("gamma", D)
+    hit = b.select_eq("hit", b.index("pick", dtype="i64"), b.iota("column", D, DType.I64), gamma)
+    b.output("y", x * (gamma + hit))
+    b.output("z", hit * 3.0)
+    b.output("n", b.sum(hit * hit))
 
 
 def peaked(b: GraphBuilder) -> None:
@@ -203,7 +220,8 @@ def sums(count: int) -> Callable[[GraphBuilder], None]:
 
 
 _LISTED = (
-    plain, peaked, mixed, halved, apart, exchanged_twice, crossed, early_and_late, stream, twice, hostile,
+    plain, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice, crossed, early_and_late, stream, twice,
+    hostile,
     numbers_of_rows, result_alone, weights_alone, statistic_of_columns, without_effect, clashing, largest,
     norm_and_sum, two_norms, norms_apart, two_kinds, chained,
     *NUMPY, *BACKWARD,

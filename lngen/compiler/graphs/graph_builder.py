@@ -156,6 +156,13 @@ class GraphBuilder(Builder):
         self.constants.add(name)
         return self.record("detach", x32)
 
+    def index(self, name: str, *axes: Axis, dtype: object = "i32") -> Value:
+        """An input of whole numbers, i32 or i64, that ``select_eq`` compares with places: a class, a position."""
+        stored = self._declared(name, dtype)
+        if stored not in (DType.I32, DType.I64):
+            raise VerifyError(f"graph @{self.name}: index '{name}' expects a dtype of i32, i64, got {stored}.")
+        return self.param(name, stored, *axes)
+
     def optional_input(
         self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
     ) -> Value | None:

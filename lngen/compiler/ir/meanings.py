@@ -66,6 +66,12 @@ def size(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
     return numerics.segment_sizes(at[D], _segment(eqn, at), eqn.out.type.dtype)[None, :]
 
 
+def counted(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+    """The places along an axis."""
+    places = np.arange(at[eqn.axis], dtype=NUMPY_DTYPE[eqn.out.type.dtype])
+    return places[:, None] if eqn.axis.root is M else places[None, :]
+
+
 def expanded(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
     """The operand, repeated along the equation's axis."""
     (x,), axis = args, eqn.axis

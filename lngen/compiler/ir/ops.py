@@ -230,6 +230,11 @@ class Ops(ABC):
         """The length of an axis as a number, or how many of its elements one of ``per`` has."""
         return self.emit("size", name, (), axis=axis, dtype=dtype, **_left(per=per))
 
+    @op(type_rules.iota, real.iota, numpy=meanings.counted, vjp=lambda b, e, ct: (), attrs=("axis", "dtype"))
+    def iota(self, name: str, axis: Axis, dtype: DType = DType.I32) -> Value:
+        """0, 1, 2, ... along an axis, as whole numbers."""
+        return self.emit("iota", name, (), axis=axis, dtype=dtype)
+
     @op(
         type_rules.cast,
         real.cast,
@@ -383,14 +388,14 @@ class Ops(ABC):
         return self.emit("select_gt", name, (a, b, c))
 
     @op(
-        type_rules.arithmetic,
+        type_rules.select_eq,
         real.select_eq,
         numpy=each(lambda a, b, c: np.where(a == b, c, c.dtype.type(0))),
         cuda="{0} == {1} ? {2} : {zero}",
         vjp=_select_eq_cotangents,
     )
     def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
-        """c where a equals b, else 0."""
+        """c where a equals b, else 0; a and b may be whole numbers."""
         return self.emit("select_eq", name, (a, b, c))
 
     @op(

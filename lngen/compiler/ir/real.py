@@ -322,6 +322,12 @@ def size(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     return rounded(known(counts[None, :]), at.held(eqn))
 
 
+def iota(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The places along an axis, exactly."""
+    places = np.arange(at.sizes[eqn.axis], dtype=np.float64)
+    return known(places[None, :] if eqn.axis.root is D else places[:, None])
+
+
 def _groups(x: Array, eqn: Eqn, at: Setting) -> list[Array]:
     """The elements along the equation's axis, for each element of ``to``; all of them if it has none."""
     axis, to = eqn.axis, eqn.to

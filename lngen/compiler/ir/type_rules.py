@@ -118,6 +118,28 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(to, args[0].axes)
 
 
+INDICES = (DType.I32, DType.I64)
+
+
+def iota(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    axis, dtype = (dict(attrs).get(key) for key in ("axis", "dtype"))
+    if not isinstance(axis, Axis) or axis.of_order:
+        raise ValueError(f"expected {{axis=...}} to be M, D or an axis derived from them, got {_kind(axis)}")
+    if dtype not in INDICES:
+        raise ValueError(f"places are i32 or i64, got {_kind(dtype)}")
+    assert isinstance(dtype, DType)
+    return Type(dtype, (axis,))
+
+
+def select_eq(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    a, b, chosen = args
+    if a.dtype.digits and b.dtype.digits:
+        return arithmetic(args, attrs)
+    if a.dtype is not b.dtype or a.dtype not in INDICES:
+        raise ValueError(f"two numbers, two i32 or two i64 are compared, got {a.dtype}, {b.dtype}")
+    return Type(arithmetic((chosen,), attrs).dtype, axes_union(*(t.axes for t in args)))
+
+
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dict(attrs).get("dtype")
     if not isinstance(dtype, DType) or not dtype.arithmetic:

@@ -142,7 +142,9 @@ class _Lowering:
             *tensors(graph.params, "input", handed, self.graph.results),
             *(workspace(self.partials[e.out], self.real) for e in sums),
         ]
-        inputs = Inputs({v: f"{c_name(v)}[i_]" for v in graph.params if D in v.type.axes})
+        inputs = Inputs(
+            {v: f"{c_name(v)}[i_]" for v in graph.params if D in v.type.axes}, place="Row::column(/* vector */ 0, i_)"
+        )
         spelling = Spelling(inputs, partial="{}_sums_[i_]")
         kernel = self._kernel(
             "columns",
@@ -234,7 +236,7 @@ class _Lowering:
 
 def _of_column(values: Iterable[Value]) -> Spelling:
     """A thread has one column of each of the [D] inputs ``values``, from memory, and of each result."""
-    inputs = Inputs({v: f"{v.name}_ptr_[col_]" for v in values if v.type.axes == (D,)})
+    inputs = Inputs({v: f"{v.name}_ptr_[col_]" for v in values if v.type.axes == (D,)}, place="col_")
     return Spelling(inputs, store="{}_ptr_[col_]")
 
 

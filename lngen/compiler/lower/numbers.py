@@ -34,7 +34,7 @@ def number_spelling(graph: Graph, d: int) -> Spelling:
         if p.type.axes
     }
     return Spelling(
-        inputs=Inputs({}, loads),
+        inputs=Inputs({}, loads, place="static_cast<int>(at_)"),
         store="{}_ptr_[at_]",
         call=lambda eqns: _order(graph, eqns[0], d)[0],
         layout=lambda eqns: _order(graph, eqns[0], d)[1],

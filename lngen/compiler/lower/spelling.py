@@ -245,12 +245,14 @@ class Inputs:
     vector    the statement, once per loop, that loads the vector ``v_`` of inputs that are not in registers
     widened   f16 inputs that are stored as floats
     at_use    f16 is converted at every use
+    place     the column of an element
     """
 
     element: Mapping[Value, str]
     vector: Mapping[Value, str] = field(default_factory=dict)
     widened: frozenset[Value] = frozenset()
     at_use: bool = False
+    place: str = "Row::column(v_, i_)"
 
     def spell(self, value: Value) -> str:
         """``value`` in C."""
@@ -258,6 +260,9 @@ class Inputs:
 
     def statement(self, eqn: Eqn) -> Statement:
         """The C line of one equation: its IR name, its op's CUDA meaning, its IR text as note."""
+        if eqn.op == "iota":
+            text = self.place if eqn.out.type.dtype is DType.I32 else f"static_cast<long long>({self.place})"
+            return self._defined(eqn, text)
         meaning = OPS[eqn.op].cuda
         assert meaning is not None, f"'{eqn.op}' is lowered by the pass '{OPS[eqn.op].lowered_by}', which has not run"
         text = meaning(tuple(map(self.spell, eqn.args)), eqn)
@@ -265,6 +270,9 @@ class Inputs:
             text = self.spell(eqn.args[0])
         elif eqn.op == "cast" and self.at_use and eqn.args[0].type.dtype is DType.F16:
             text = text.replace("f32_from_f16(", "f32_from_f16_at_use(")
+        return self._defined(eqn, text)
+
+    def _defined(self, eqn: Eqn, text: str) -> Statement:
         return Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)} = {text};", note(eqn))
 
 

@@ -13,7 +13,7 @@ from math import lcm
 
 import numpy as np
 
-from lngen.compiler.ir import D, Eqn, Graph, Lengths, M, Value, derived_axes, values_of
+from lngen.compiler.ir import Axis, D, Eqn, Graph, Lengths, M, Value, derived_axes, values_of
 from lngen.compiler.ir.numerics import Array, stored
 from lngen.compiler.ir.real import Real
 
@@ -54,13 +54,28 @@ def normal(
     return np.abs(drawn) + std / 4 if positive else drawn
 
 
+def drawn(
+    rng: np.random.Generator, value: Value, sizes: Lengths, of: Axis | None, mean: float, std: float = 1.0, **more: bool
+) -> Array:
+    """Numbers as ``normal`` draws them, in the shape of a value; whole numbers below the length of the axis ``of``."""
+    numbers = normal(rng, value.type.shape_of(sizes), mean, std, **more)
+    return numbers if of is None else np.floor(np.abs(numbers) * 7919.0 % max(sizes[of], 1))
+
+
+def indexed(graph: Graph) -> dict[Value, Axis]:
+    """The inputs that ``select_eq`` compares with the places along an axis, each with that axis."""
+    axis_of = {e.out: e.axis for e in graph.eqns if e.op == "iota"}
+    pairs = [(a, b) for e in graph.eqns if e.op == "select_eq" for a, b in (e.args[:2], e.args[1::-1])]
+    return {a: axis_of[b] for a, b in pairs if b in axis_of and a in graph.params}
+
+
 def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: int = 0) -> dict[str, Array]:
     """Numbers in float64 for the inputs of a forward graph, by name; ``positive`` are the inputs declared to be so."""
     rng, above = np.random.default_rng([seed, ROWS, FEATURES]), positive_inputs(forward, positive)
-    sizes = lengths(forward)
-    drawn = {p.name: normal(rng, p.type.shape_of(sizes), 0.5, positive=p.name in above) for p in forward.tensors}
-    whole = {p.name: stored(drawn[p.name], p.type.dtype) for p in forward.tensors if not p.type.dtype.digits}
-    return drawn | {name: a.astype(np.float64) for name, a in whole.items()} | values_of(forward, eps)
+    sizes, of = lengths(forward), indexed(forward)
+    found = {p.name: drawn(rng, p, sizes, of.get(p), 0.5, positive=p.name in above) for p in forward.tensors}
+    whole = {p.name: stored(found[p.name], p.type.dtype) for p in forward.tensors if not p.type.dtype.digits}
+    return found | {name: a.astype(np.float64) for name, a in whole.items()} | values_of(forward, eps)
 
 
 def cotangents(results: dict[str, Real], seed: int = 0) -> dict[str, Array]:

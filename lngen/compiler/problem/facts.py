@@ -143,7 +143,8 @@ def refuse_axes(graph: Graph) -> None:
 def _check_dtypes(graph: Graph) -> None:
     """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
     known = dict.fromkeys(graph.params, (READ, "read"))
-    known |= dict.fromkeys((*(e.out for e in graph.eqns), *graph.results), (FLOATS, "write"))
+    columns = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
+    known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in columns), *graph.results), (FLOATS, "write"))
     for v, (dtypes, how) in known.items():
         if v.type.dtype not in dtypes:
             raise LowerError(

@@ -26,7 +26,7 @@ MOST_NAMES = 10  # that a line lists
 def is_free(eqn: Eqn) -> bool:
     """True for an equation that neither computes nor moves anything: a number, a view, a cast to its own dtype."""
     same = eqn.op == "cast" and eqn.out.type == eqn.args[0].type
-    return same or eqn.op in ("const", "size", "expand", "detach", "stop_gradient")
+    return same or eqn.op in ("const", "size", "iota", "expand", "detach", "stop_gradient")
 
 
 def joined(amounts: Iterable[Amount]) -> Amount:

@@ -16,7 +16,7 @@ from lngen.compiler.ir import D, Graph, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.real import Real
-from lngen.compiler.passes.instance import lengths, normal
+from lngen.compiler.passes.instance import drawn, indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.proof.check.oracles import SLACK, excess
 
@@ -74,8 +74,9 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     rng = np.random.default_rng(11)
     # Not rounded to any dtype, so that no two elements are equal, where a maximum has no derivative.
     positive = spec.positive_inputs()
+    of = indexed(forward)
     primals = {
-        p.name: normal(rng, p.type.shape_of(sizes), 0.5, positive=p.name in positive) for p in forward.tensors
+        p.name: drawn(rng, p, sizes, of.get(p), 0.5, positive=p.name in positive) for p in forward.tensors
     } | values_of(forward, spec.eps_or_default)
     outputs = {name: r.value for name, r in evaluate(forward, primals).items()}
     given = {f"d{name}": rng.normal(0.3, 1.0, a.shape) for name, a in outputs.items()}

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import WIDE, Lengths, Value, bits_of, values_of
+from lngen.compiler.ir import WIDE, Axis, Lengths, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
 from lngen.compiler.lower import Plan
 from lngen.compiler.lower.arguments import Distance
-from lngen.compiler.passes.instance import lengths, normal
+from lngen.compiler.passes.instance import drawn, indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher
@@ -35,8 +35,9 @@ def forward_inputs(
     forward, eps = spec.forward(), spec.eps_or_default if eps is None else eps
     rng, sizes = np.random.default_rng([seed, rows, spec.d]), lengths(forward, rows, spec.d)
     positive = spec.positive_inputs()
-    drawn = {p.name: draw(rng, p, sizes, mean, positive=p.name in positive) for p in forward.tensors}
-    return drawn | values_of(forward, eps)
+    of = indexed(forward)
+    found = {p.name: draw(rng, p, sizes, mean, of=of.get(p), positive=p.name in positive) for p in forward.tensors}
+    return found | values_of(forward, eps)
 
 
 def random_inputs(
@@ -52,10 +53,17 @@ def random_inputs(
 
 
 def draw(
-    rng: np.random.Generator, value: Value, sizes: Lengths, mean: float, std: float = 1.0, *, positive: bool = False
+    rng: np.random.Generator,
+    value: Value,
+    sizes: Lengths,
+    mean: float,
+    std: float = 1.0,
+    *,
+    of: Axis | None = None,
+    positive: bool = False,
 ) -> Array:
-    """Numbers as ``normal`` draws them, in the value's shape and dtype."""
-    return stored(normal(rng, value.type.shape_of(sizes), mean, std, positive=positive), value.type.dtype)
+    """Numbers as ``drawn`` draws them, in the value's dtype."""
+    return stored(drawn(rng, value, sizes, of, mean, std, positive=positive), value.type.dtype)
 
 
 def same_bits(a: Array, b: Array) -> Array:

@@ -101,6 +101,12 @@ G = 0.949951171875  # the guess of 1 / 1
 BITS = ("exp2_biased", "exponent", "reciprocal_guess", "significand")
 FUNCTIONS = tuple(ULPS)
 
+SAMPLE, HEAD, BLOCK, LARGE = DERIVED = (
+    Axis("N", M, "/", "n"),
+    Axis("H", M, "%", 8),
+    Axis("B", D, "/", 16),
+    Axis("L", D, "/", 64),
+)
 # Axes and dtypes of operands that no graph of other tests has.
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("expand", (Type(BF16, COL),), {"axis": M}, Type(BF16, MD)),
@@ -113,6 +119,8 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("reduce_sum", (Type(F64, COL),), {"axis": D, "to": S, "chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
     ("reduce_dot", (f32(M, S), f32(D)), {"axis": D, "to": S, "chunk": 4, "segment": 64}, f32(M, S)),
     ("size", (), {"axis": D, "per": S, "dtype": F64, "segment": 64}, Type(F64, (S,))),
+    ("select_eq", (Type(DType.I32, (M,)), Type(DType.I32, (D,)), f32()), {}, f32(M, D)),
+    ("select_eq", (Type(DType.I64, (SAMPLE,)), Type(DType.I64, (HEAD,)), f32(BLOCK)), {}, f32(M, BLOCK)),
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
 ]
@@ -192,6 +200,8 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 1.0, 1.0, 0.0]] * 2], {"axis": D, "chunk": 4, "segment": 4}, [2.0**24] * 2),
     ("reduce_sum", [[[2.0**24, 1.0, 0.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 4}, [16777218.0] * 2),
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
+    ("iota", [], {"dtype": DType.I32, "axis": D}, [0, 1, 2]),
+    ("iota", [], {"dtype": DType.I64, "axis": M}, [0, 1]),
     ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 0}, [[-3.0, -4.0, 1.0, 2.0]] * 2),
     ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 1}, [[3.0, 4.0, -1.0, -2.0]] * 2),
     ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
@@ -250,7 +260,7 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
         by_step[op.lowered_by].add(op.name)
         assert bool(op.numpy) is not bool(op.expand), op.name
     assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", "weighted", *FUNCTIONS}
-    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate"}
+    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota"}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -281,12 +291,6 @@ def test_every_pass_prints_what_parses_back(name: str, dtypes: str, direction: s
             assert parse(print_graph(graph)) == graph, stage
 
 
-SAMPLE, HEAD, BLOCK, LARGE = DERIVED = (
-    Axis("N", M, "/", "n"),
-    Axis("H", M, "%", 8),
-    Axis("B", D, "/", 16),
-    Axis("L", D, "/", 64),
-)
 AXES = st.sampled_from([M, D, S, *DERIVED])
 LEFT = st.sampled_from([{}, {}, *({"sum": {"to": a}, "size": {"per": a}} for a in (S, *DERIVED))])
 
@@ -309,6 +313,7 @@ def graphs(draw: st.DrawFn) -> Graph:
             "rotate": {"inverse": draw(st.integers(0, 1))},
             "cast": {"to": draw(st.sampled_from([t for t in DType if t.digits]))},
             "expand": {"axis": draw(AXES)},
+            "iota": {"axis": draw(AXES), "dtype": draw(st.sampled_from([DType.I32, DType.I64, F32]))},
             "reduce_sum": {"axis": draw(AXES), **draw(LEFT).get("sum", {}), "chunk": draw(st.integers(-9, 99))},
             "reduce_mean": {"axis": draw(AXES), **draw(LEFT).get("sum", {})},
             "clamp": {"low": draw(numbers), "high": draw(numbers)},

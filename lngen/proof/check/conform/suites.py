@@ -11,7 +11,7 @@ import numpy as np
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
-from lngen.compiler.passes.instance import lengths
+from lngen.compiler.passes.instance import indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.dtypes import FLOATS
 from lngen.errors import SpecError
@@ -273,7 +273,7 @@ class GraphSuite(Calls):
         found = {}
         for name, v in self._given.items():
             around = (mean, std) if v.type.axes == WIDE else (0.5, 1.0)
-            found[name] = draw(rng, v, sizes, *around, positive=name in self.positive)
+            found[name] = draw(rng, v, sizes, *around, of=indexed(self.forward).get(v), positive=name in self.positive)
         return found | {n: draw(rng, v, sizes, 0.3) for n, v in self._cotangents.items()}
 
     def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
