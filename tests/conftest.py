@@ -32,11 +32,6 @@ settings.load_profile("ci")
 # Collections of garbage are rare: a test, and the import of one, makes many objects, few of them in cycles.
 gc.set_threshold(100_000, 50, 100)
 
-# Until a test runs: see ``pytest_collection_finish``.
-NO_CACHE = Path(tempfile.gettempdir(), f"lngen-collected-{os.getpid()}")
-COLLECTING = pytest.MonkeyPatch()
-COLLECTING.setenv("LNGEN_CACHE_DIR", str(NO_CACHE))
-
 # A shell that runs the tests in the background ignores SIGINT, and so would every process they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -102,16 +97,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU ({reason})"))
 
 
-def pytest_collection_finish() -> None:
-    """What collecting made stays until the end: no collection of garbage has to walk over it again.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collecting compiles nothing: each worker would, and each run of one test.
 
-    It compiles nothing: each worker would, and each run of one test.
+    What it made stays until the end, so that no collection of garbage has to walk over it again.
     """
-    COLLECTING.undo()
-    for made in NO_CACHE.rglob("*"):
-        raise pytest.UsageError(f"nothing is compiled before a test runs; a file does when it is imported: {made}")
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LNGEN_CACHE_DIR", folder)
+        result = yield
+        for made in Path(folder).rglob("*"):
+            raise pytest.UsageError(f"nothing is compiled before a test runs; a file does when it is imported: {made}")
     gc.collect()
     gc.freeze()
+    return result
 
 
 def pytest_sessionfinish() -> None:

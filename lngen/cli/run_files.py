@@ -26,7 +26,7 @@ from lngen.cli.shared_options import Finite, on_option, overlap_option, schedule
 from lngen.compiler.compile import Compilation
 from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, RUN, WIDE, D, DType, M, Value, values_of
+from lngen.compiler.ir import BF16, RUN, WIDE, D, DType, Lengths, M, Value, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, CheckError, short
@@ -159,9 +159,15 @@ def load_inputs(spec: Spec, files: Mapping[str, Path]) -> tuple[dict[str, Array]
     leading = headers[wide.name].shape[:-1]
     for p in params:
         _check_shape(spec, p, headers[p.name].shape, leading, wide.name)
-    rows = math.prod(leading)
     found = {p.name: _load(p, files[p.name], headers[p.name]) for p in params}
-    return {p.name: found[p.name].reshape(p.type.shape(rows, spec.d)) for p in params}, leading
+    return {p.name: found[p.name].reshape(_flat(p, found[p.name].shape, leading)) for p in params}, leading
+
+
+def _flat(value: Value, shape: tuple[int, ...], leading: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with one dimension of rows."""
+    if M not in value.type.axes:
+        return shape
+    return (math.prod(leading), *(shape[-1:] if len(value.type.axes) > 1 else ()))
 
 
 def _header(value: Value, path: Path) -> Header:
@@ -197,7 +203,9 @@ def _named(value: Value, path: Path) -> Iterator[None]:
 def _check_shape(spec: Spec, value: Value, shape: tuple[int, ...], leading: tuple[int, ...], wide: str) -> None:
     """ArrayError for a shape that is not the value's, with the leading dimensions, or M for all of them."""
     axes = value.type.axes
-    expected = value.type.shape(leading, spec.d)
+    said = {a: n for a, n in zip(axes, shape, strict=False) if isinstance(a.number, str)}  # by the array alone
+    sizes = Lengths({M: math.prod(leading), D: spec.d} | said)
+    expected = tuple(n for a in axes for n in (leading if a is M else (sizes[a],)))
     if axes == WIDE and shape[-1:] != (spec.d,):
         raise ArrayError(f"'{value.name}' is expected to have shape (..., {spec.d}), the spec's D last, got {shape}.")
     if shape != expected and not (axes == (M,) and shape == (math.prod(leading),)):
@@ -207,7 +215,8 @@ def _check_shape(spec: Spec, value: Value, shape: tuple[int, ...], leading: tupl
 
 def as_file(value: Value, array: Array, leading: tuple[int, ...]) -> bytes:
     """A result as the bytes of a .npy file, with the inputs' leading dimensions."""
-    shape = value.type.shape(leading, array.shape[-1] if D in value.type.axes else 1)
+    of_rows = leading if value.type.along(M) else ()
+    shape = of_rows + (array.shape[-1:] if value.type.along(D) else ())
     buffer = io.BytesIO()
     np.save(buffer, array.view(_TRAVELS[value.type.dtype]).reshape(shape), allow_pickle=False)
     return buffer.getvalue()

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from lngen.compiler.ir import RULES as VALUE_RULES
-from lngen.compiler.ir import WIDE, D, M, Value
+from lngen.compiler.ir import WIDE, D, Lengths, M, Value
 from lngen.compiler.lower import NUMBERS, Argument, Extent, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
@@ -140,7 +140,7 @@ def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
         "dtype": str(value.type.dtype),
         "element_bytes": size,
         "axes": [str(a) for a in axes],
-        "shape": [{M: "rows", D: plan.spec.d}[a] for a in axes],
+        "shape": ["rows" if a is M else Lengths({D: plan.spec.d})[a] for a in axes],
         "alignment": plan.alignment(value),
         "layout": "contiguous",
         "added_to": next((p.name for p in plan.inputs if p.name == accumulated(value.name)), None),

@@ -46,18 +46,22 @@ class Tensor(NamedTuple):
     """An input or result of a call.
 
     dtype    one of lngen.dtypes; ``size``: bytes of an element
-    axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number
+    axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number; ("M", "B") with one per block
+    blocks   the length of an axis B that a graph derives from D
     """
 
     name: str
     dtype: str
     size: int
     axes: tuple[str, ...]
+    blocks: int = 0
 
     @classmethod
     def of(cls, described: Mapping[str, Any]) -> Tensor:
         """From its description."""
-        return cls(described["name"], described["dtype"], described["element_bytes"], tuple(described["axes"]))
+        axes, shape = tuple(described["axes"]), described["shape"]
+        blocks = next((n for axis, n in zip(axes, shape) if axis not in WIDE), 0)
+        return cls(described["name"], described["dtype"], described["element_bytes"], axes, blocks)
 
     @property
     def wide(self) -> bool:
@@ -67,7 +71,7 @@ class Tensor(NamedTuple):
     def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
         """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
         lengths = {"M": rows if isinstance(rows, tuple) else (rows,), "D": (d,)}
-        return tuple(n for axis in self.axes for n in lengths[axis])
+        return tuple(n for axis in self.axes for n in lengths.get(axis, (self.blocks,)))
 
 
 # Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.

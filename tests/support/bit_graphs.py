@@ -12,6 +12,24 @@ def plain(b: GraphBuilder) -> None:
     b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
 
 
+def block_scaled(b: GraphBuilder) -> None:
+    """A norm over the largest number of each block of 32 features, which is a result, and a fold of its quotients."""
+    blocks = b.axis("B", D / 32)
+    x = b.input("x", M, D)
+    y = x * (b.mean(x * x) + b.eps()).rsqrt() * b.input("gamma", D)
+    scale = b.max(abs(y), to=blocks).maximum(1e-6) * 0.25
+    b.output("y", y / scale * b.mean(y / scale + 2.0, to=blocks))
+    b.output("scale", scale, dtype="f32")
+
+
+def group_normed(b: GraphBuilder) -> None:
+    """Rows normed in groups of 16 features: sums over blocks in every loop, none over rows."""
+    groups = b.axis("G", D / 16)
+    x = b.input("x", M, D)
+    c = x - b.mean(x, to=groups)
+    b.output("y", c * (b.mean(c * c, to=groups) + b.eps()).rsqrt())
+
+
 def class_loss(b: GraphBuilder) -> None:
     """The cross-entropy of a class index: places in every loop of a row, and in the derived backward."""
     x, target = b.input("x", M, D), b.index("target", M)
@@ -220,11 +238,9 @@ def sums(count: int) -> Callable[[GraphBuilder], None]:
 
 
 _LISTED = (
-    plain, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice, crossed, early_and_late, stream, twice,
-    hostile,
-    numbers_of_rows, result_alone, weights_alone, statistic_of_columns, without_effect, clashing, largest,
-    norm_and_sum, two_norms, norms_apart, two_kinds, chained,
-    *NUMPY, *BACKWARD,
+    plain, block_scaled, group_normed, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice, crossed,
+    early_and_late, stream, twice, hostile, numbers_of_rows, result_alone, weights_alone, statistic_of_columns,
+    without_effect, clashing, largest, norm_and_sum, two_norms, norms_apart, two_kinds, chained, *NUMPY, *BACKWARD,
 )  # fmt: skip
 DEFINITIONS = {f.__name__: Definition(f.__name__, f) for f in _LISTED}
 DEFINITIONS |= {f"sums{n}": Definition(f"sums{n}", sums(n)) for n in (8, 9, 13, 33)}

@@ -85,7 +85,7 @@ def statements(kernel: Kernel) -> Iterator[Statement]:
     if kernel.finish:
         yield from (*kernel.finish.uniform, *kernel.finish.statements)
     for phase in kernel.phases:
-        yield from (s for loop in phase.loops for s in (*loop.vector, *loop.element))
+        yield from (s for loop in phase.loops for s in loop.every)
         for after in phase.after:
             yield from (after.result, *after.statements) if isinstance(after, Join) else (after,)
 
@@ -97,7 +97,7 @@ def notes(kernel: Kernel) -> set[str]:
 
 
 # In every file, or in several kernels.
-SHARED = {f"{part}.cu.jinja" for part in ("module", "kernel", "rows", "phases", "totals")}
+SHARED = {f"{part}.cu.jinja" for part in ("module", "kernel", "rows", "phases", "staged", "totals")}
 
 
 def gated(b: GraphBuilder) -> None:

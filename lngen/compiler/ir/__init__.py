@@ -28,6 +28,7 @@ from lngen.compiler.ir.types import (
     compute_dtype,
     derived_axes,
     independent_rows,
+    is_block_fold,
     is_column_fold,
     is_join,
     is_number_fold,

@@ -409,6 +409,11 @@ def is_row_fold(eqn: Eqn) -> bool:
     return whole and M in eqn.out.type.axes
 
 
+def is_block_fold(eqn: Eqn) -> bool:
+    """True for a sum or a maximum over each block of a row that a graph derives: [M, D] to [M, B]."""
+    return eqn.op in FOLDS and eqn.axis is D and eqn.to is not None and not eqn.to.of_order and M in eqn.out.type.axes
+
+
 def is_column_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over the rows of each column: [M, D] to [D]."""
     return eqn.op in FOLDS and eqn.axis is M and D in eqn.out.type.axes

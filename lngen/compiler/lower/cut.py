@@ -168,9 +168,10 @@ def column_graph(parts: Parts, graph: Graph) -> tuple[Graph, tuple[Value, ...]]:
     handed = tuple(e.out for e in graph.eqns if e.out in taken)
     columns = extract(graph, graph.name, (*graph.params, *handed), operands)
     for eqn in columns.eqns:
-        if is_over_segments(eqn.out):
+        along_d = eqn.out.type.along(D)
+        if along_d not in (None, D):
             raise LowerError(
-                f"graph @{graph.name}: '{eqn.out}' varies along S, and a sum over rows needs it; with form=multipass, "
-                "that takes two graphs, one for the values and one for their sum."
+                f"graph @{graph.name}: '{eqn.out}' varies along {along_d}, and a sum over rows needs it; with "
+                "form=multipass, that takes two graphs, one for the values and one for their sum."
             )
     return columns, handed

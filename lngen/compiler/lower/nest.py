@@ -24,6 +24,7 @@ from lngen.compiler.ir import (
     Eqn,
     Graph,
     Value,
+    is_block_fold,
     is_join,
     is_number_fold,
     is_over_segments,
@@ -36,14 +37,29 @@ from lngen.compiler.ir.places import depths, operand_depth, segment_sums_of, ups
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """Reductions over blocks of features, by neighbouring threads, for each vector of a thread.
+
+    element   the equations of their operands, once per element
+    folds     the reductions
+    after     the equations over blocks that follow from them
+    """
+
+    element: tuple[Eqn, ...]
+    folds: tuple[Eqn, ...]
+    after: tuple[Eqn, ...]
+
+
+@dataclass(frozen=True)
 class Loop:
     """A loop over the held axis.
 
     inputs     the inputs of which it reads elements
     segments   the sums of segments that it reads, and ``vector`` the equations over segments, once per vector
+    blocks     the reductions over blocks of features, before the elements that use them
     element    the equations, once per element
     terms      the reductions to which it adds terms; their results are complete behind it, or partial
-    stores     the results that it stores
+    stores     the results that it stores, and ``of_blocks`` those with a number per block
     held       the elements that earlier loops have left in registers, and ``keep`` those that it leaves there
     """
 
@@ -51,8 +67,10 @@ class Loop:
     segments: tuple[Value, ...]
     vector: tuple[Eqn, ...]
     element: tuple[Eqn, ...]
+    blocks: tuple[Blocks, ...] = ()
     terms: tuple[Eqn, ...] = ()
     stores: tuple[Value, ...] = ()
+    of_blocks: tuple[Value, ...] = ()
     held: frozenset[Value] = frozenset()
     keep: tuple[Value, ...] = ()
 
@@ -144,7 +162,7 @@ class _Work:
         return not self.style.held.isdisjoint(value.type.axes)
 
     def is_outer(self, value: Value) -> bool:
-        return not self.is_element(value) and not is_over_segments(value)
+        return not self.is_element(value) and not is_over_segments(value) and not is_over_blocks(value)
 
     def completes(self, eqn: Eqn) -> bool:
         return is_row_fold(eqn) or is_number_fold(eqn)
@@ -164,8 +182,8 @@ class _Work:
 
     @cached_property
     def stored(self) -> Mapping[Value, int]:
-        """The phase that stores each result that is an element."""
-        soon = {v: self.depth[v] for v in self.results if self.is_element(v)}
+        """The phase that stores each result that is an element, or a number per block."""
+        soon = {v: self.depth[v] for v in self.results if not self.is_outer(v)}
         if self.style.stores == "end":
             return dict.fromkeys(soon, self.count - 1)
         if self.style.stores == "last":
@@ -245,16 +263,20 @@ class _Work:
         stores: tuple[Value, ...] = (),
     ) -> Loop:
         eqns, params = self.graph.eqns, self.graph.params
-        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or computes_segments(e)]
+        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or is_of_vector(e)]
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
+        elements = [e for e in used if self.is_element(e.out)]
+        final = upstream(elements, wanted)
         return Loop(
             inputs=tuple(p for p in params if p in needed and self.is_element(p)),
             segments=tuple(e.out for e in eqns if is_segment_sum(e) and e.out in needed),
             vector=tuple(e for e in used if computes_segments(e)),
-            element=tuple(e for e in used if self.is_element(e.out)),
+            blocks=tuple(_blocks(used, elements)),
+            element=tuple(e for e in elements if e.out in final),
             terms=terms,
-            stores=stores,
+            stores=tuple(v for v in stores if self.is_element(v)),
+            of_blocks=tuple(v for v in stores if not self.is_element(v)),
             held=held,
             keep=keep,
         )
@@ -295,7 +317,33 @@ class _Work:
         return frozenset([*squared(self.graph, earlier), *left])
 
 
-# ---- values over the segments of a row ----
+# ---- values over blocks of features, and over the segments of a row ----
+
+
+def is_over_blocks(value: Value) -> bool:
+    """True for a value with a number for each block of features that a graph derives."""
+    return any(a.base is D and not a.of_order for a in value.type.axes)
+
+
+def is_of_vector(eqn: Eqn) -> bool:
+    """True for an equation once per vector of a thread: over segments, or over blocks."""
+    return computes_segments(eqn) or is_over_blocks(eqn.out)
+
+
+def _blocks(used: Sequence[Eqn], elements: Sequence[Eqn]) -> Iterable[Blocks]:
+    """The reductions over blocks, in the order in which they wait for each other."""
+    stage: dict[Value, int] = {}
+    for eqn in used:
+        stage[eqn.out] = max((stage.get(a, 0) for a in eqn.args), default=0) + is_block_fold(eqn)
+    over = [e for e in used if is_over_blocks(e.out)]
+    for number in range(max((stage[e.out] for e in over), default=-1) + 1):
+        folds = [e for e in over if is_block_fold(e) and stage[e.out] == number]
+        needed = upstream(elements, [a for e in folds for a in e.args])
+        yield Blocks(
+            element=tuple(e for e in elements if e.out in needed),
+            folds=tuple(folds),
+            after=tuple(e for e in over if not is_block_fold(e) and stage[e.out] == number),
+        )
 
 
 def computes_segments(eqn: Eqn) -> bool:

@@ -383,16 +383,14 @@ def kernel_lines(kernel: Kernel) -> list[str]:
 def _phase(phase: PhaseText) -> list[str]:
     parts = {
         "load": dict.fromkeys(name for loop in phase.loops for name in loop.inputs),
-        "compute": dict.fromkeys(
-            _defined(s) for loop in phase.loops for s in (*loop.vector, *loop.element) if s.note and _defines(s)
-        ),
+        "compute": dict.fromkeys(_defined(s) for loop in phase.loops for s in loop.every if s.note and _defines(s)),
         "sum": [s.name for r in phase.reduces if r.op == "Add" for s in r.sums],
         "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
         "exchange": phase.exchanged,
         "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
         "accumulate": [a.name for a in phase.accumulators if a.op == "Add"],
         "column max": [a.name for a in phase.accumulators if a.op == "Max"],
-        "store": [o.name for o in (*phase.outputs, *phase.row_outputs)],
+        "store": [o.name for o in (*phase.outputs, *phase.of_blocks, *phase.row_outputs)],
     }
     lines = [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]
     return [f"  phase {phase.number}", *lines]

@@ -289,6 +289,8 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         call=lambda eqns: _call(row, eqns[0]),
         array=f"__shared__ {array}" if s.form == "multipass" else array,
         cluster=s.cluster > 1,
+        d=p.d,
+        vector=p.chunk,
     )
 
 

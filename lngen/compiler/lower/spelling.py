@@ -9,6 +9,8 @@ from lngen.compiler.headers import HEADER_OF
 from lngen.compiler.ir import (
     OPS,
     SUMS,
+    Axis,
+    D,
     DType,
     Eqn,
     Graph,
@@ -19,7 +21,7 @@ from lngen.compiler.ir import (
     is_segment_sum,
     print_eqn,
 )
-from lngen.compiler.lower.nest import Loop, Nest, Phase, exchanged_in, joined_from
+from lngen.compiler.lower.nest import Blocks, Loop, Nest, Phase, exchanged_in, joined_from
 
 # ---- names ----
 
@@ -116,8 +118,19 @@ def declared(sums: Sequence[Sum]) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
+class BlocksText:
+    """Reductions over blocks of features: statements before a loop over the elements of a vector, in it, behind it."""
+
+    before: tuple[Statement, ...]
+    element: tuple[Statement, ...]
+    after: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
 class LoopText:
     """A loop over the vectors of a thread: ``vector`` statements once per vector, ``element`` ones once per element.
+
+    Between them are reductions over blocks of features; ``after``: the statements behind the elements of a vector.
 
     ``inputs``: the IR names of the [M, D] and [D] inputs that it reads.
     """
@@ -125,11 +138,19 @@ class LoopText:
     vector: tuple[Statement, ...]
     element: tuple[Statement, ...]
     inputs: tuple[str, ...]
+    blocks: tuple[BlocksText, ...] = ()
+    after: tuple[Statement, ...] = ()
 
     @property
     def lines(self) -> tuple[Statement, ...]:
         """All statements, of a thread that has one element."""
         return *self.vector, *self.element
+
+    @property
+    def every(self) -> tuple[Statement, ...]:
+        """The statements of vectors, blocks and elements."""
+        parts = (s for block in self.blocks for s in (*block.before, *block.element, *block.after))
+        return *self.vector, *parts, *self.element, *self.after
 
 
 @dataclass(frozen=True)
@@ -182,7 +203,7 @@ class PhaseText:
     """The part of a kernel between two row reductions.
 
     loop         adds to column sums and computes the results that the phase stores
-    outputs      [M, D] results stored
+    outputs      [M, D] results stored, and ``of_blocks`` results with a number per block
     accumulators column sums added to
     reduces      the reductions that end the phase
     exchanged    the sums of segments that the blocks of a cluster then exchange, by name
@@ -201,6 +222,7 @@ class PhaseText:
     after: tuple[Statement | Join, ...]
     row_outputs: tuple[Tensor, ...]
     exchanged: tuple[str, ...] = ()
+    of_blocks: tuple[Tensor, ...] = ()
     releases: bool = False
     broadcast: bool = False
     kept: tuple[Tensor, ...] = ()
@@ -229,7 +251,7 @@ class PhaseText:
             "column sums": added["Add"],
             "column maxima": added["Max"],
             "reduce": sums,
-            "store": [t.name for t in self.outputs],
+            "store": [t.name for t in (*self.outputs, *self.of_blocks)],
         }
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names) or "per-row results"
 
@@ -325,6 +347,7 @@ class Spelling:
     layout          of the same: the layout of a vector of features
     array           the declaration of the array of the sums of segments
     cluster         the blocks of a cluster share a row
+    d, vector       features of a row, and of a vector
     """
 
     inputs: Inputs
@@ -336,6 +359,8 @@ class Spelling:
     layout: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
     array: str = ""
     cluster: bool = False
+    d: int = 0
+    vector: int = 1
 
     def statements(self, eqns: Iterable[Eqn]) -> tuple[Statement, ...]:
         """The lines of equations outside loops."""
@@ -353,6 +378,7 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
         number=found.number,
         loop=_loop(loop, s, s.partial_when, s.partial) if loop else None,
         outputs=tensors(loop.stores if loop else ()),
+        of_blocks=tensors(loop.of_blocks if loop else ()),
         accumulators=named(loop.terms if loop else ()),
         reduces=tuple(_reduce(fold, s) for fold in found.folds),
         after=tuple(_after(graph, e, found.number, s) for e in found.after),
@@ -397,7 +423,45 @@ def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
             *(Statement(f"{s.store.format(v.name)} = {inputs.spell(v)};") for v in loop.stores),
         ),
         inputs=tuple(p.name for p in loop.inputs),
+        blocks=tuple(_blocks(part, s, inputs) for part in loop.blocks),
+        after=tuple(_stored_block(v, s, inputs) for v in loop.of_blocks),
     )
+
+
+def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
+    """Neighbouring threads fold what each has of a block: its vector from left to right, then a tree over lanes."""
+    sums = named(part.folds)
+    lanes = [_lanes(e.to, s) for e in part.folds]
+    fold = [
+        Statement(f"reduce_lanes<{t.functor}, /* lanes */ {n}>({t.name}_block_);")
+        for t, n in zip(sums, lanes, strict=True)
+    ]
+    whole = [Statement(f"const {t.real} {t.cname} = {t.name}_block_[0];", t.note) for t in sums]
+    return BlocksText(
+        before=tuple(Statement(f"{t.real} {t.name}_block_[1] = {{{t.functor}::neutral()}};") for t in sums),
+        element=(
+            *map(inputs.statement, part.element),
+            *(_term(e, inputs, "", f"{e.out.name}_block_[0]") for e in part.folds),
+        ),
+        after=(*fold, *whole, *map(inputs.statement, part.after)),
+    )
+
+
+def _lanes(axis: Axis | None, s: Spelling) -> int:
+    """Threads that have a block."""
+    assert axis is not None
+    assert isinstance(axis.number, int)
+    return axis.number // s.vector
+
+
+def _stored_block(value: Value, s: Spelling, inputs: Inputs) -> Statement:
+    """The first thread of a block stores its number."""
+    axis = value.type.along(D)
+    assert axis is not None
+    assert isinstance(axis.number, int)
+    row = f"{value.name}_ptr_ + stream_.row * /* blocks */ {s.d // axis.number}"
+    store = f"store_block<Row, /* features */ {axis.number}>({row}, v_, {inputs.spell(value)});"
+    return Statement(f"if (stream_.has_row()) {store}")
 
 
 def _computed(eqn: Eqn, inputs: Inputs, keep: Sequence[Value]) -> tuple[Statement, ...]:

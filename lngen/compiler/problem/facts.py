@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import NoReturn
 
 from lngen.compiler.ir import (
     FOLDS,
@@ -18,6 +19,7 @@ from lngen.compiler.ir import (
     M,
     Value,
     derived_axes,
+    is_block_fold,
     is_column_fold,
     is_join,
     is_number_fold,
@@ -50,6 +52,7 @@ class Problem:
     phases                      number of phases of a row
     operations                  equations per element of a row
     live                        computed [M, D] values that a later phase uses, at most
+    block_lanes                 neighbouring threads that fold the largest block of features together
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     """
 
@@ -73,6 +76,7 @@ class Problem:
     phases: int
     operations: int = 0
     live: int = 0
+    block_lanes: int = 1
     strides: int = 1
 
     @cached_property
@@ -126,18 +130,50 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         phases=len(ends) + 1,
         operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
         live=_live(graph),
+        block_lanes=_block_lanes(graph, row),
         strides=strides,
     )
 
 
 def refuse_axes(graph: Graph) -> None:
-    """LowerError for values that no kernel has yet: those over an axis that the graph derives."""
-    for axis in derived_axes(graph)[:1]:
-        value = next(v for v in graph.values().values() if axis in v.type.axes)
-        raise LowerError(
-            f"graph @{graph.name}: '{value}: {value.type}' varies along {axis.declaration}; lngen has no kernel for "
-            "such values yet; `lngen check --on interpreter` checks its mathematics."
-        )
+    """LowerError for values and reductions that no kernel has yet.
+
+    Of the axes that a graph derives, kernels have blocks of features, of values that they compute for each row.
+    """
+    inputs = {*graph.params}
+    for value in graph.values().values():
+        for axis in value.type.axes:
+            blocks = axis.base is D and axis.by == "/" and value.type.axes == (M, axis) and value not in inputs
+            if axis.base is not None and not axis.of_order and not blocks:
+                of = f"'{value}: {value.type}' varies along {axis.declaration}"
+                _refuse(graph, f"{of}; lngen has no kernel for such values")
+    for eqn in graph.eqns:
+        derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.base is not None and not a.of_order]
+        if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not is_block_fold(eqn)):
+            _refuse(graph, f"'{eqn.op}' of '{eqn.out}' has no kernel")
+
+
+def _refuse(graph: Graph, what: str) -> NoReturn:
+    raise LowerError(f"graph @{graph.name}: {what} yet; `lngen check --on interpreter` checks its mathematics.")
+
+
+WARP = 32
+
+
+def _block_lanes(graph: Graph, row: RowOrder) -> int:
+    """Neighbouring threads that fold the largest block of features together; LowerError if threads cannot."""
+    lanes = 1
+    for axis in (a for a in derived_axes(graph) if a.base is D):
+        assert isinstance(axis.number, int)
+        count, rest = divmod(axis.number, row.chunk)
+        if rest or row.run != row.chunk or count & (count - 1) or count > WARP or row.segment % axis.number:
+            raise LowerError(
+                f"graph @{graph.name}: neighbouring threads, of {row.chunk} features each, fold a block of {axis}. So "
+                f"blocks are expected to have {row.chunk} features times a power of two up to {WARP}, and a segment of "
+                f"{row.segment} features to be whole blocks; got {axis.declaration}."
+            )
+        lanes = max(lanes, count)
+    return lanes
 
 
 def _check_dtypes(graph: Graph) -> None:
@@ -176,10 +212,12 @@ def _live(graph: Graph) -> int:
 def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
     """The orders in the attributes of the graph's sums; the rule's order where no sum has an attribute.
 
-    A sum to a number has its own.
+    A sum to a number has its own, and so has one of a block of features.
     """
     row, column = orders(graph, d, order=version)
-    ordered = [e for e in graph.eqns if (e.op in SUMS or is_segment_size(e)) and not is_number_fold(e)]
+    ordered = [
+        e for e in graph.eqns if (e.op in SUMS or is_segment_size(e)) and not (is_number_fold(e) or is_block_fold(e))
+    ]
     rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
     names = [f.name for f in fields(ColumnOrder)]
     columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in ordered if e.op in SUMS and is_column_fold(e)]

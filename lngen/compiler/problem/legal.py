@@ -86,6 +86,10 @@ def _row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         ),
     )
     yield (
+        s.threads >= p.block_lanes,
+        lambda: f"{p.block_lanes} neighbouring threads fold a block of features, got threads={s.threads}",
+    )
+    yield (
         s.vec >= 1 and p.chunk % s.vec == 0 and p.d % s.vec == 0,
         lambda: f"vec divides both the chunk ({p.chunk}) and D ({p.d}), got {s.vec}",
     )

@@ -6,7 +6,7 @@ from math import log, prod
 from typing import Any
 
 from lngen.compiler.devices import Device, described
-from lngen.compiler.ir import FOLDS, WIDE, Axis, D, DType, Eqn, Graph, M, S, Value, axes_union
+from lngen.compiler.ir import FOLDS, WIDE, Axis, D, DType, Eqn, Graph, Lengths, M, S, Value, axes_union
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec
 from lngen.errors import LngenError
@@ -48,7 +48,7 @@ def formula(amount: Amount) -> str:
 
 def at(amount: Amount, subject: Subject) -> int:
     """Its value for the subject's rows."""
-    length = {M: subject.rows, D: subject.problem.d, S: subject.problem.segments}
+    length = Lengths({M: subject.rows, D: subject.problem.d, S: subject.problem.segments})
     return sum(n * prod(length[axis] for axis in axes) for axes, n in amount.items())
 
 

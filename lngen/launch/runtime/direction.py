@@ -41,7 +41,7 @@ class Call(ArrayCall):
         self.graph, self._problem = self.compilation.graph, self.compilation.problem
         inputs, outputs = self.graph.tensors, self.graph.results
         added = {v.name: accumulated(v.name) for v in outputs}
-        tensors = [*map(tensor_of, inputs)], [*map(tensor_of, outputs)]
+        tensors = [tensor_of(v, spec.d) for v in inputs], [tensor_of(v, spec.d) for v in outputs]
         super().__init__(str(spec), *tensors, spec.d, spec.strides, self._leading_input(), added)
         self.takes, self.plain = self.graph.params, len(inputs)
         self.names = tuple(t.name for t in self.tensors)

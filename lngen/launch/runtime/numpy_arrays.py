@@ -40,7 +40,7 @@ def run_on_host(
     """
 
     values = (*graph.tensors, *graph.results)
-    tensors = [tensor_of(v) for v in values]
+    tensors = [tensor_of(v, d) for v in values]
     like = values[leader].name
     numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
     first = numpy[leader]
@@ -68,10 +68,11 @@ def run_on_host(
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
 
 
-def tensor_of(value: Value) -> Tensor:
+def tensor_of(value: Value, d: int) -> Tensor:
     """A value of a graph as a tensor of a call."""
-    dtype = value.type.dtype
-    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, value.type.axes)))
+    dtype, axes = value.type.dtype, value.type.axes
+    blocks = next((d // a.number for a in axes if isinstance(a.number, int) and a.number), 0)
+    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, axes)), blocks)
 
 
 def _placed(array: Array | None) -> Placed:

@@ -217,6 +217,12 @@ __device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector)
     }
 }
 
+// Stores a number for the block of FEATURES neighbouring columns that vector v is a part of: its first thread does.
+template <typename Row, int FEATURES, typename T>
+__device__ __forceinline__ void store_block(T* p, int v, T number) {
+    if (Row::thread() % (FEATURES / Row::N) == 0 && Row::holds(v, 0)) p[Row::column(v, 0) / FEATURES] = number;
+}
+
 // Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
 // kernel: that kernel's stores reach L2, where the loads after the wait find them.
 template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {
