@@ -19,12 +19,13 @@ from lngen.compiler.lower.arguments import (
 )
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import column_kernel, column_policy, finish_of, in_single_launch, requested_shared
+from lngen.compiler.lower.kernel_text import Statement, Sum, c_name
 from lngen.compiler.lower.nest import Nest, nest
 from lngen.compiler.lower.numbers import STYLE, THREADS, number_spelling, shared_numbers
 from lngen.compiler.lower.plan import Buffer, Extent, Kernel, Plan, by_level
 from lngen.compiler.lower.policies import leading_dimension
 from lngen.compiler.lower.rows import releasing, row_kernel, row_spelling, row_style, template_of
-from lngen.compiler.lower.spelling import Inputs, Spelling, Statement, Sum, c_name, named, phase_texts
+from lngen.compiler.lower.spelling import Inputs, Spelling, named, phase_texts
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
 from lngen.compiler.problem.footprint import (
     COLUMN_THREADS,

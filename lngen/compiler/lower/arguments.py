@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype
-from lngen.compiler.lower.spelling import c_name
+from lngen.compiler.lower.kernel_text import c_name
 from lngen.compiler.passes import accumulated
 
 NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers

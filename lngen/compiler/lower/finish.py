@@ -12,9 +12,9 @@ from dataclasses import replace
 from lngen.compiler.devices import Device
 from lngen.compiler.ir import DType
 from lngen.compiler.lower.arguments import workspace
+from lngen.compiler.lower.kernel_text import Statement, Sum
 from lngen.compiler.lower.plan import ColumnKernel, Finish, Kernel, Plan
 from lngen.compiler.lower.policies import leading_dimension, objects, unit
-from lngen.compiler.lower.spelling import Statement, Sum
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import (
     blocks_per_partial,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lngen.compiler.ir import SUMS, D, Eqn, Graph, M, ctype, print_eqn
+from lngen.compiler.lower.kernel_text import PhaseText, c_name
 from lngen.compiler.lower.nest import Style
-from lngen.compiler.lower.spelling import Inputs, PhaseText, Spelling, c_name, functor
+from lngen.compiler.lower.spelling import Inputs, Spelling, functor
 from lngen.errors import LowerError
 
 THREADS = 512

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from lngen.compiler.ir import RULES, WIDE, ByValue, D, DType, Graph, M, Value, preformatted
 from lngen.compiler.lower.arguments import Argument
+from lngen.compiler.lower.kernel_text import Join, PhaseText, Statement, Sum, Tensor
 from lngen.compiler.lower.nest import Nest
 from lngen.compiler.lower.policies import Place
 from lngen.compiler.lower.rows import RowKernel
-from lngen.compiler.lower.spelling import Join, PhaseText, Statement, Sum, Tensor, address, tensors
+from lngen.compiler.lower.spelling import address, tensors
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import BULK
 from lngen.compiler.spec import Spec

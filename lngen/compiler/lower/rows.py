@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from lngen.compiler.devices import default_device
 from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, M, Value, ctype, is_segment_sum
+from lngen.compiler.lower.kernel_text import PhaseText, Sum, Tensor, c_name
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.lower.policies import Place, flush, leading_dimension, objects, places, policies, unit
-from lngen.compiler.lower.spelling import Inputs, PhaseText, Spelling, Sum, Tensor, address, c_name, functor, tensors
+from lngen.compiler.lower.spelling import Inputs, Spelling, address, functor, tensors
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import exchanged_values, partial_values, stay_packed, vectors_per_thread
 

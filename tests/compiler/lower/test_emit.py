@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, UndefinedError
 
 import lngen
 import sampling
+from bit_graphs import DEFINITIONS
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.devices import capability, device_for
 from lngen.compiler.emit import WIDTH, emit, environment, laid_out
@@ -359,10 +360,13 @@ def test_a_header_compiles_alone(header: str) -> None:
     assert ".entry k" in compile_ptx(source, "sm_90", name=f"{header}.cu")
 
 
-def kernels_of_whole_numbers() -> Iterator[str]:
-    """Kernels whose rows come by TMA."""
-    for dtype, stored in product(("f32", "f64"), WHOLE):
-        spec = make_spec(Definition("everywhere", everywhere(stored)), "fwd", {"d": 64, "dtype": dtype})
+def kernels_of_own_graphs() -> Iterator[str]:
+    """Kernels whose rows come by TMA: of whole numbers, and with a number for each block of features."""
+    specs = [
+        make_spec(Definition("everywhere", everywhere(stored)), "fwd", {"d": 64, "dtype": dtype})
+        for dtype, stored in product(("f32", "f64"), WHOLE)
+    ]
+    for spec in (*specs, make_spec(DEFINITIONS["block_scaled"], "fwd", {"d": 64})):
         facts = problem(spec.graph(), spec.d)
         found = {s.form: s for s in space(facts)}
         yield COMMENT.sub("", emit(lower(spec, found["tma"], None, facts)))
@@ -371,7 +375,7 @@ def kernels_of_whole_numbers() -> Iterator[str]:
 def test_every_name_of_the_headers_is_used() -> None:
     """By a kernel, by the text of an op, by another header or in its own."""
     ops = (path.read_text(encoding="utf-8") for path in (Path(lngen.__file__).parent / "compiler" / "ir").glob("*.py"))
-    used = set[str]().union(*map(words, (*kernels(), *kernels_of_whole_numbers(), *ops)))
+    used = set[str]().union(*map(words, (*kernels(), *kernels_of_own_graphs(), *ops)))
     for header, text in TEXTS.items():
         for name in declared(text):
             elsewhere = set[str]().union(*(words(t) for other, t in TEXTS.items() if other != header))
