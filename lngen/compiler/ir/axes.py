@@ -32,14 +32,18 @@ class Axis:
     number: int | str
 
     def __new__(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0) -> Axis:
+        if base is None:
+            if name not in BUILTIN:
+                raise ValueError(f"'{name}' is no axis; there are {', '.join(BUILTIN)} and those derived from M and D")
+            return BUILTIN[name]
         key = name, base, by, number
-        if key not in cls._known:
-            if base is None and len(cls._known) >= len(BASES):
-                raise ValueError(f"'{name}' is no axis; the axes are {', '.join(BASES)} and those derived from them")
-            found = super().__new__(cls)
-            found.name, found.base, found.by, found.number = key
-            cls._known[key] = found
-        return cls._known[key]
+        return cls._known.setdefault(key, cls._made(*key))
+
+    @classmethod
+    def _made(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0) -> Axis:
+        found = super().__new__(cls)
+        found.name, found.base, found.by, found.number = name, base, by, number
+        return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Axis, (self.name, self.base, self.by, self.number)
@@ -104,9 +108,9 @@ class Derivation(NamedTuple):
 
 
 BASES = ("M", "D")
-M, D = map(Axis, BASES)
-S = Axis("S", D, "/")
-WIDE = M, D
+M, D = WIDE = tuple(Axis._made(name) for name in BASES)
+BUILTIN: dict[str, Axis] = {"M": M, "D": D}
+S = BUILTIN["S"] = Axis("S", D, "/")
 
 
 @cache

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from lngen.compiler.ir.axes import WIDE, Axis, D, S, axes_union
 from lngen.compiler.ir.builder import derived, verify
+from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.types import Attr, Attrs, ByValue, Eqn, Graph, Type, Value
 from lngen.dtypes import DType
 from lngen.errors import ParseError, short
@@ -77,8 +78,9 @@ def _declared(text: str, number: int, line: str) -> tuple[Axes, str]:
             raise ParseError(f"Line {number}: '{short(part)}': {e}.\n    {short(line)}") from e
         if axes.get(name, S) is not S:
             raise ParseError(f"Line {number}: axis '{short(name)}' is declared twice.\n    {short(line)}")
-        axes |= {name: axis, **({"S_1": Axis("S_1", D, "/")} if name == "S" else {})}
-    return axes, ", ".join(others)
+        axes |= {name: axis}
+    of_order = Axis(fresh("S", {a.name for a in axes.values() if not a.of_order}), D, "/")
+    return axes | {of_order.name: of_order}, ", ".join(others)
 
 
 def _param(name: str, typ: str, rule: str, axes: Axes, number: int, line: str) -> Value:

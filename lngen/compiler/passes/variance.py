@@ -17,11 +17,11 @@ from lngen.compiler.ir import (
     Eqn,
     Graph,
     M,
-    S,
     Value,
     is_column_fold,
     is_row_fold,
 )
+from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import dce
 from lngen.compiler.passes.order import orders, rule_of
@@ -141,7 +141,7 @@ def is_rounded(graph: Graph, x: Value, d: int) -> bool:
 
 def segments(axes: Iterable[Axis]) -> Axis:
     """The axis of the segments of a row: S, or S_1 where a graph has an S of its own."""
-    return Axis("S_1", D, "/") if any(a.name == "S" and not a.of_order for a in axes) else S
+    return Axis(fresh("S", {a.name for a in axes if not a.of_order}), D, "/")
 
 
 def _segments(b: Builder, x: Value, *, corrected: bool) -> _Segments:

@@ -1,5 +1,7 @@
 """If these fail, types, names, the op table or the text of graphs no longer keep their rules."""
 
+import copy
+import pickle
 import re
 import time
 from typing import Any
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 import sampling
 from graph_names import dtypes_of
-from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import (
     BF16,
@@ -44,7 +46,7 @@ from lngen.compiler.ir.meanings import literal
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.ir.places import extract
 from lngen.compiler.ir.types import axes_union
-from lngen.compiler.spec import parse_spec
+from lngen.compiler.spec import make_spec, parse_spec
 from lngen.dtypes import FLOATS
 from lngen.errors import ParseError, VerifyError
 from paths import ROOT
@@ -272,6 +274,50 @@ def test_a_literal_reads_back_to_its_bits(value: float) -> None:
     assert np.float64(literal(value, F64)).tobytes() == np.float64(value).tobytes()
     assert literal(np.inf, F32) == "__int_as_float(0x7f800000)"
     assert literal(-np.inf, F64) == "__longlong_as_double(0xfff0000000000000)"
+
+
+# ---- axes ----
+
+
+def test_there_is_one_object_for_each_axis() -> None:
+    """Also behind a pickle, of which earlier ones say S by its name alone."""
+    for axis in (M, D, S, *DERIVED):
+        assert pickle.loads(pickle.dumps(axis)) is copy.deepcopy(axis) is axis
+    assert [Axis(name) for name in "MDS"] == [M, D, S]
+    assert Axis("B", D, "/", 16) is BLOCK is not Axis("B", D, "/", 32)
+    with pytest.raises(ValueError, match="'B' is no axis; there are M, D, S and those derived from M and D"):
+        Axis("B")
+
+
+@pytest.mark.parametrize(("finer", "coarser"), [
+    (D, BLOCK), (M, SAMPLE), (M, HEAD), (BLOCK, LARGE), (BLOCK, BLOCK), (D, S),
+    (Axis("H", M, "%", 8), Axis("G", M, "%", 4)),
+])  # fmt: skip
+def test_axes_combine_to_the_finer_one(finer: Axis, coarser: Axis) -> None:
+    assert finer.is_finer(coarser)
+    assert coarser.is_finer(finer) is (finer is coarser)
+    assert axes_union((finer,), (coarser,)) == axes_union((coarser,), (finer,)) == (finer,)
+
+
+@pytest.mark.parametrize(("a", "b"), [
+    (SAMPLE, HEAD), (BLOCK, S), (SAMPLE, Axis("P", M, "/", 4)), (Axis("H", M, "%", 8), Axis("T", M, "%", 3)),
+    (Axis("T", D, "/", 3), Axis("F", D, "/", 4)),
+])  # fmt: skip
+def test_axes_that_cannot_be_compared_combine_to_their_base(a: Axis, b: Axis) -> None:
+    assert axes_union((a,), (b,)) == (a.root,)
+
+
+def test_a_graph_may_have_an_axis_called_s() -> None:
+    """The segments of its long rows are then S_1, in the text as well."""
+
+    def grouped(b: GraphBuilder) -> None:
+        x, w = b.input("x", M, D), b.input("w", b.axis("S", D / 16))
+        c = x - b.mean(x)
+        b.output("y", c * (b.mean(c * c) + b.eps()).rsqrt() * w)
+
+    graph = make_spec(Definition("grouped", grouped), "fwd", {"d": 16384}).graph()
+    assert " : f32[M, S_1] = reduce_sum " in print_graph(graph)
+    assert parse(print_graph(graph)) == graph
 
 
 # ---- text ----
