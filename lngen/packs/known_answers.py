@@ -107,7 +107,7 @@ def _portable(array: Array) -> Array:
 
     Processors differ in the NaN that an operation makes.
     """
-    numbers = array if array.dtype.kind in "bi" else np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    numbers = array if array.dtype.kind in "biu" else np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
     bits = numbers.view(np.uint16) if numbers.dtype == NUMPY_DTYPE[BF16] else numbers
     return np.asarray(bits.astype(bits.dtype.newbyteorder("<"), order="C"))
 

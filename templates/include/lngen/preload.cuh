@@ -12,9 +12,12 @@
 namespace lngen {
 
 // The bits of v, the low ones of a whole number; the halves of a double are XORed.
+__device__ __forceinline__ unsigned bits_of(bf16 v) { return v.bits; }
+
+__device__ __forceinline__ unsigned bits_of(f16 v) { return v.bits; }
+
 template <typename T> __device__ __forceinline__ unsigned bits_of(T v) {
-    if constexpr (sizeof(T) == 2) return v.bits;
-    else if constexpr (static_cast<T>(0.5) == 0) return static_cast<unsigned>(v);  // a whole number
+    if constexpr (static_cast<T>(0.5) == 0) return static_cast<unsigned>(v);  // a whole number
     else if constexpr (sizeof(T) == 4) return __float_as_uint(v);
     else return static_cast<unsigned>(__double2hiint(v) ^ __double2loint(v));
 }
