@@ -60,7 +60,7 @@ class Loop:
     element    the equations, once per element
     terms      the reductions to which it adds terms; their results are complete behind it, or partial
     stores     the results that it stores, and ``of_blocks`` those with a number per block
-    held       the elements that earlier loops have left in registers, and ``keep`` those that it leaves there
+    ready      the elements that earlier loops have left in registers, and ``keep`` those that it leaves there
     """
 
     inputs: tuple[Value, ...]
@@ -71,7 +71,7 @@ class Loop:
     terms: tuple[Eqn, ...] = ()
     stores: tuple[Value, ...] = ()
     of_blocks: tuple[Value, ...] = ()
-    held: frozenset[Value] = frozenset()
+    ready: frozenset[Value] = frozenset()
     keep: tuple[Value, ...] = ()
 
 
@@ -164,7 +164,7 @@ class _Work:
     def is_outer(self, value: Value) -> bool:
         return not self.is_element(value) and not is_over_segments(value) and not is_over_blocks(value)
 
-    def completes(self, eqn: Eqn) -> bool:
+    def ends_phase(self, eqn: Eqn) -> bool:
         return is_row_fold(eqn) or is_number_fold(eqn)
 
     @cached_property
@@ -187,7 +187,7 @@ class _Work:
         if self.style.stores == "end":
             return dict.fromkeys(soon, self.count - 1)
         if self.style.stores == "last":
-            reads = (operand_depth(e, self.depth) for e in (*self.partial, *filter(self.completes, self.graph.eqns)))
+            reads = (operand_depth(e, self.depth) for e in (*self.partial, *filter(self.ends_phase, self.graph.eqns)))
             return dict.fromkeys(soon, max([*soon.values(), *reads]))
         return soon
 
@@ -215,7 +215,7 @@ class _Work:
 
     def folds(self, number: int) -> tuple[Eqn, ...]:
         """The reductions that end a phase."""
-        return tuple(e for e in self.graph.eqns if self.completes(e) and operand_depth(e, self.depth) == number)
+        return tuple(e for e in self.graph.eqns if self.ends_phase(e) and operand_depth(e, self.depth) == number)
 
     def _phase(self, number: int) -> Phase:
         wanted, rounded = self.wanted(number), self.rounded(number)
@@ -225,7 +225,7 @@ class _Work:
             number=number,
             loop=self._loop(
                 wanted,
-                self.held(number),
+                self.ready(number),
                 rounded,
                 terms=tuple(e for e, n in self.added.items() if n == number),
                 stores=tuple(v for v, n in self.stored.items() if n == number),
@@ -236,13 +236,13 @@ class _Work:
             after=tuple(
                 e
                 for e in self.graph.eqns
-                if self.is_outer(e.out) and not self.completes(e) and self.depth[e.out] == number + 1
+                if self.is_outer(e.out) and not self.ends_phase(e) and self.depth[e.out] == number + 1
             ),
             stores=tuple(v for v, n in outer.items() if n == number),
         )
 
     def _folds(self, number: int) -> Iterable[Loop]:
-        held = self.held(number) | {*self.rounded(number)}
+        ready = self.ready(number) | {*self.rounded(number)}
         for eqns in filter(None, self.style.together(self.folds(number))):
             operands = tuple(a for e in eqns for a in e.args)
             if is_segment_sum(eqns[0]):
@@ -250,20 +250,20 @@ class _Work:
             else:
                 computed = upstream(self.graph.eqns, operands)
                 able = tuple(v for v in self.kept.get(number, ()) if v in computed)
-            keep = tuple(v for v in able if v not in held)
-            yield self._loop(operands, held, keep, terms=tuple(eqns))
-            held |= {*keep}
+            keep = tuple(v for v in able if v not in ready)
+            yield self._loop(operands, ready, keep, terms=tuple(eqns))
+            ready |= {*keep}
 
     def _loop(
         self,
         wanted: tuple[Value, ...],
-        held: frozenset[Value],
+        ready: frozenset[Value],
         keep: tuple[Value, ...],
         terms: tuple[Eqn, ...],
         stores: tuple[Value, ...] = (),
     ) -> Loop:
         eqns, params = self.graph.eqns, self.graph.params
-        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in held) or is_of_vector(e)]
+        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in ready) or is_of_vector(e)]
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
         elements = [e for e in used if self.is_element(e.out)]
@@ -277,7 +277,7 @@ class _Work:
             terms=terms,
             stores=tuple(v for v in stores if self.is_element(v)),
             of_blocks=tuple(v for v in stores if not self.is_element(v)),
-            held=held,
+            ready=ready,
             keep=keep,
         )
 
@@ -310,7 +310,7 @@ class _Work:
         needed = upstream(self.elements, later)
         return tuple(v for v in short if v in needed)
 
-    def held(self, number: int) -> frozenset[Value]:
+    def ready(self, number: int) -> frozenset[Value]:
         """The elements that earlier phases have left in registers."""
         earlier = [e for e in self.graph.eqns if self.depth[e.out] <= number and self.style.keeps]
         left = (v for n in range(number) for v in (*self.rounded(n), *self.kept.get(n, ())))

@@ -185,9 +185,9 @@ def _reduce(loop: Loop, s: Spelling) -> Reduce:
 
 def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
     """The lines of a loop: loads and numbers of segments, then equations, terms and stores."""
-    held = {v: f"{v.name}_row_[v_][i_]" for v in loop.held}
+    ready = {v: f"{v.name}_row_[v_][i_]" for v in loop.ready}
     own = {v: f"{v.name}_own_[s_]" for v in loop.segments}
-    inputs = replace(s.inputs, element={**s.inputs.element, **held, **own})
+    inputs = replace(s.inputs, element={**s.inputs.element, **ready, **own})
     loads = [Statement(s.inputs.vector[p]) for p in loop.inputs if p in s.inputs.vector]
     if loop.vector or loop.segments:
         segment = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
