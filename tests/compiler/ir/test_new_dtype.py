@@ -35,6 +35,7 @@ assert not lngen.verify("pack").faults
 """
 
 
+@pytest.mark.full  # compiles in a copy of lngen
 def test_it_goes_from_its_row_to_kernels(tmp_path: Path) -> None:
     """A copy of lngen that has u16: rows, numbers and masks of it have the interpreter's bits in kernels."""
     pytest.importorskip("cupy")
