@@ -73,6 +73,11 @@ class Axis:
         return self.base is not None and self.number == 0
 
     @property
+    def is_declared(self) -> bool:
+        """True for an axis that a graph derives."""
+        return self.base is not None and not self.of_order
+
+    @property
     def key(self) -> tuple[bool, bool, str]:
         """What axes are sorted by: M before D, a base before what is derived from it."""
         return self.root is D, self.base is not None, self.name

@@ -77,7 +77,7 @@ class Builder(Functions):
         self.eqns: list[Eqn] = list(eqns)
         self.results: list[Value] = []
         axes = (a for v in (*params, *(e.out for e in eqns)) for a in v.type.axes)
-        self.axes = {a.name: a for a in axes if a.base is not None and not a.of_order}
+        self.axes = {a.name: a for a in axes if a.is_declared}
         self._names = {*taken, *(v.name for v in params), *(e.out.name for e in eqns)}
 
     def axis(self, name: str, of: Derivation) -> Axis:

@@ -69,7 +69,7 @@ def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 def _kind(value: object) -> str:
     """An attribute for a message, in which the text 'D' is not the axis D."""
-    if isinstance(value, Axis) and value.base is not None and not value.of_order:
+    if isinstance(value, Axis) and value.is_declared:
         return value.declaration
     known = value is None or isinstance(value, Axis | DType)
     return str(value) if known else short(f"{type(value).__name__} {value!r}")

@@ -441,7 +441,7 @@ def derived_axes(graph: Graph) -> tuple[Axis, ...]:
     values = (v for v in (*graph.params, *(e.out for e in graph.eqns)))
     named = (a for e in graph.eqns for _, a in e.attrs if isinstance(a, Axis))
     every = dict.fromkeys([*(a for v in values for a in v.type.axes), *named])
-    return tuple(a for a in every if a.base is not None and not a.of_order)
+    return tuple(a for a in every if a.is_declared)
 
 
 def unequal(eqn: Eqn) -> tuple[tuple[int, int, Axis, Axis], ...]:

@@ -322,7 +322,7 @@ class _Work:
 
 def is_over_blocks(value: Value) -> bool:
     """True for a value with a number for each block of features that a graph derives."""
-    return any(a.base is D and not a.of_order for a in value.type.axes)
+    return any(a.base is D and a.is_declared for a in value.type.axes)
 
 
 def is_of_vector(eqn: Eqn) -> bool:

@@ -144,11 +144,11 @@ def refuse_axes(graph: Graph) -> None:
     for value in graph.values().values():
         for axis in value.type.axes:
             blocks = axis.base is D and axis.by == "/" and value.type.axes == (M, axis) and value not in inputs
-            if axis.base is not None and not axis.of_order and not blocks:
+            if axis.is_declared and not blocks:
                 of = f"'{value}: {value.type}' varies along {axis.declaration}"
                 _refuse(graph, f"{of}; lngen has no kernel for such values")
     for eqn in graph.eqns:
-        derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.base is not None and not a.of_order]
+        derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.is_declared]
         if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not is_block_fold(eqn)):
             _refuse(graph, f"'{eqn.op}' of '{eqn.out}' has no kernel")
 
