@@ -10,7 +10,7 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import D, M
 from lngen.compiler.lower import Kernel, Plan, Statement, lower
-from lngen.compiler.lower.kernel_text import Join
+from lngen.compiler.lower.cuda.fragments import Join
 from lngen.compiler.problem import Problem, Schedule, parse_schedule, problem
 from lngen.compiler.schedule import ranked
 from lngen.compiler.spec import Spec, make_spec, parse_spec

@@ -14,7 +14,7 @@ from collections.abc import Container, Sequence
 from lngen.compiler.ir.axes import Axis
 from lngen.compiler.ir.types import Value
 
-# C++ reserves names with two underscores in a row; names that kernels invent end in one (``lower.kernel_text``).
+# C++ reserves names with two underscores in a row; names that kernels invent end in one (``lower.cuda.fragments``).
 _VALUE = re.compile(r"[A-Za-z][A-Za-z0-9]*+(?:_[A-Za-z0-9]++)*+")
 _GRAPH = re.compile(r"[a-z][a-z0-9]*+(?:_[a-z0-9]++)*+")
 

@@ -17,15 +17,16 @@ from lngen.compiler.lower.arguments import (
     tensors,
     workspace,
 )
+from lngen.compiler.lower.cuda.column_text import column_spelling, column_sum_spelling
+from lngen.compiler.lower.cuda.fragments import Statement, Sum
+from lngen.compiler.lower.cuda.number_text import STYLE, THREADS, number_spelling, shared_numbers
+from lngen.compiler.lower.cuda.row_text import row_spelling
+from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
 from lngen.compiler.lower.cut import Parts, column_graph, cut
-from lngen.compiler.lower.finish import column_kernel, column_policy, finish_of, in_single_launch, requested_shared
-from lngen.compiler.lower.kernel_text import Statement, Sum, c_name
+from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared
 from lngen.compiler.lower.nest import Nest, nest
-from lngen.compiler.lower.numbers import STYLE, THREADS, number_spelling, shared_numbers
 from lngen.compiler.lower.plan import Buffer, Extent, Kernel, Plan, by_level
-from lngen.compiler.lower.policies import leading_dimension
-from lngen.compiler.lower.rows import releasing, row_kernel, row_spelling, row_style, template_of
-from lngen.compiler.lower.spelling import Inputs, Spelling, named, phase_texts
+from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
 from lngen.compiler.problem.footprint import (
     COLUMN_THREADS,
@@ -33,6 +34,7 @@ from lngen.compiler.problem.footprint import (
     column_threads,
     dynamic_shared,
     groups_of_a_block,
+    leading_dimension,
     partial_rows,
 )
 from lngen.compiler.spec import Spec
@@ -129,7 +131,6 @@ class _Lowering:
             template=f"{template_of(row)}.cu.jinja",
             phases=releasing(kernel.phases, row),
             blocks_per_sm=s.blocks_per_sm,
-            policies=row.policies,
             accumulators=self._accumulators(sums),
             dynamic=dynamic_shared(s, p) if s.form in STAGED else 0,
             cluster=s.cluster,
@@ -143,16 +144,12 @@ class _Lowering:
             *tensors(graph.params, "input", handed, self.graph.results),
             *(workspace(self.partials[e.out], self.real) for e in sums),
         ]
-        inputs = Inputs(
-            {v: f"{c_name(v)}[i_]" for v in graph.params if D in v.type.axes}, place="Row::column(/* vector */ 0, i_)"
-        )
-        spelling = Spelling(inputs, partial="{}_sums_[i_]")
         kernel = self._kernel(
             "columns",
             graph,
             arguments,
             nest(graph, (), sums),
-            spelling,
+            column_sum_spelling(graph),
             Extent(-(-p.d // (column_threads(s, p) * p.chunk))),
             column_block(s, p),
         )
@@ -160,7 +157,6 @@ class _Lowering:
         return replace(
             kernel,
             grid=grid,
-            policies=(column_policy(s, p),),
             accumulators=self._accumulators(sums),
             column=column_kernel(s, p),
         )
@@ -182,7 +178,8 @@ class _Lowering:
             *tensors(graph.results, "output", self.parts.handed),
             *(workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params),
         ]
-        kernel = self._kernel("finish", graph, arguments, nest(graph, graph.results), _of_column(narrow), Extent(), 0)
+        placed, spelling = nest(graph, graph.results), column_spelling(narrow)
+        kernel = self._kernel("finish", graph, arguments, placed, spelling, Extent(), 0)
         finish = finish_of(s, p, named(sums), kernel.phases[0].loops[0].element)
         block = finish.columns // finish.columns_per_thread * finish.interleave
         grid = Extent(-(-p.d // finish.columns)), Extent()
@@ -191,8 +188,9 @@ class _Lowering:
     def _elementwise(self, graph: Graph) -> Kernel:
         """Results that are independent of rows, a thread per column."""
         arguments = [*tensors(graph.params, "input"), *tensors(graph.results, "output")]
-        grid, placed = Extent(-(-self.facts.d // COLUMN_THREADS)), nest(graph, graph.results)
-        kernel = self._kernel("elementwise", graph, arguments, placed, _of_column(graph.params), grid, COLUMN_THREADS)
+        placed, spelling = nest(graph, graph.results), column_spelling(graph.params)
+        grid = Extent(-(-self.facts.d // COLUMN_THREADS))
+        kernel = self._kernel("elementwise", graph, arguments, placed, spelling, grid, COLUMN_THREADS)
         return replace(kernel, always=True)
 
     def _numbers(self, graph: Graph) -> Kernel:
@@ -233,12 +231,6 @@ class _Lowering:
             phases=phase_texts(graph, placed, spelling),
             strides=strides,
         )
-
-
-def _of_column(values: Iterable[Value]) -> Spelling:
-    """A thread has one column of each of the [D] inputs ``values``, from memory, and of each result."""
-    inputs = Inputs({v: f"{v.name}_ptr_[col_]" for v in values if v.type.axes == (D,)}, place="col_")
-    return Spelling(inputs, store="{}_ptr_[col_]")
 
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype
-from lngen.compiler.lower.kernel_text import c_name
+from lngen.compiler.lower.cuda.fragments import c_name
 from lngen.compiler.passes import accumulated
 
 NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers
@@ -31,15 +31,6 @@ class Argument:
     const: bool = False
     alone: bool = True
     rule: str = ""
-
-    @property
-    def declaration(self) -> str:
-        """The declaration in the kernel's signature."""
-        if self.kind in NUMBERS:
-            return f"const long long {self.name}"
-        if self.kind == "value":
-            return f"const {self.ctype} {self.name}"
-        return f"{'const ' if self.const else ''}{self.ctype}* {'__restrict__ ' if self.alone else ''}{self.name}"
 
 
 ROWS = Argument("rows_", "long long", "rows")

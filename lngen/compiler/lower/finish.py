@@ -12,19 +12,21 @@ from dataclasses import replace
 from lngen.compiler.devices import Device
 from lngen.compiler.ir import DType
 from lngen.compiler.lower.arguments import workspace
-from lngen.compiler.lower.kernel_text import Statement, Sum
-from lngen.compiler.lower.plan import ColumnKernel, Finish, Kernel, Plan
-from lngen.compiler.lower.policies import leading_dimension, objects, unit
+from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
+from lngen.compiler.lower.cuda.fragments import Statement, Sum
+from lngen.compiler.lower.cuda.policies import column_type
+from lngen.compiler.lower.plan import Kernel, Plan
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import (
     blocks_per_partial,
-    column_threads,
     groups_of_a_block,
+    leading_dimension,
     least_shared,
     partial_rows,
     partial_values,
     scratch_numbers,
     shared_by,
+    unit,
 )
 
 COLUMN_ROWS = 4  # that a block of the kernel that only adds columns loads at a time, at least
@@ -38,16 +40,6 @@ BATCH_NUMBERS = 16  # numbers that a thread of the finish loads at a time
 MANY_ROWS = 2**40
 
 
-def column_policy(s: Schedule, p: Problem) -> str:
-    """The layout of the kernel that only adds columns."""
-    threads, groups = column_threads(s, p), groups_of_a_block(s, p)
-    vector = f"/* vector */ {p.chunk}, /* access */ {s.vec}"
-    if groups == 1:
-        return f"using Row = ColumnLayout</* D */ {p.d}, /* threads */ {threads}, {vector}>;"
-    block = f"Block</* threads */ {threads}, /* rows */ {groups}>"
-    return f"using Row = GroupedColumnLayout<{block}, /* D */ {p.d}, {vector}>;"
-
-
 def column_kernel(s: Schedule, p: Problem) -> ColumnKernel:
     """The shape of the kernel that only adds columns."""
     groups = groups_of_a_block(s, p)
@@ -56,7 +48,8 @@ def column_kernel(s: Schedule, p: Problem) -> ColumnKernel:
         row_step=partial_rows(s, p) * groups,
         unroll=max(COLUMN_ROWS // groups, 1),
         leading=leading_dimension(p),
-        evict_last=f"EvictLastStore{min(16, s.vec * p.real_size)}",
+        stored_bytes=min(16, s.vec * p.real_size),
+        type=column_type(s, p),
     )
 
 
@@ -115,7 +108,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         ),
         finish=replace(
             finish.finish,
-            totals="ring_" if staged else "sums_buffer_",
+            shares="stages" if staged else "sums",
             scalars=tuple(t for t in finish.inputs.launch if t not in rows.inputs.launch),
             uniform=tuple(u for u in finish.uniform if u.note not in {v.note for v in rows.uniform}),
         ),
@@ -123,7 +116,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         cooperative=True,
         always=True,
         dynamic=max(rows.dynamic, numbers * p.real_size) if staged else 0,
-        row=rows.row if staged else replace(rows.row, objects=objects(s, p, shared)),
+        row=rows.row if staged else replace(rows.row, shared=shared),
     )
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from lngen.compiler.ir import RULES, WIDE, ByValue, D, DType, Graph, M, Value, preformatted
 from lngen.compiler.lower.arguments import Argument
-from lngen.compiler.lower.kernel_text import Join, PhaseText, Statement, Sum, Tensor
+from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
+from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
+from lngen.compiler.lower.cuda.row_text import Place, RowKernel
+from lngen.compiler.lower.cuda.spelling import address, declaration, tensors
 from lngen.compiler.lower.nest import Nest
-from lngen.compiler.lower.policies import Place
-from lngen.compiler.lower.rows import RowKernel
-from lngen.compiler.lower.spelling import address, tensors
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import BULK
 from lngen.compiler.spec import Spec
@@ -51,71 +51,6 @@ class Extent:
         return f"max({self.least}, {blocks})" if self.least else blocks
 
 
-@dataclass(frozen=True)
-class Finish:
-    """The end of column sums: the totals of the partial sums, and the results computed from them.
-
-    scalars, uniform     inputs and statements without axes that only the finish needs
-    leading              leading dimension of the rows of partial sums, in numbers
-    partials             rows of partial sums at most
-    rows_per_block       rows that are side by side in a row of partial sums
-    rows_per_term        rows of partial sums that are tree-reduced to one term
-    interleave           interleaved partial sums of a column
-    columns              columns that a block completes at a time
-    columns_per_thread   columns that a thread adds side by side
-    batch                terms of a column sum, or of a column maximum, that a thread loads at a time
-    totals               the shared memory of the rows that the finish uses; its own if empty
-    """
-
-    d: int
-    accumulators: tuple[Sum, ...]
-    statements: tuple[Statement, ...]
-    leading: int
-    partials: int
-    rows_per_block: int
-    rows_per_term: int
-    interleave: int
-    columns: int
-    columns_per_thread: int
-    batch: int
-    scalars: tuple[Tensor, ...] = ()
-    uniform: tuple[Statement, ...] = ()
-    totals: str = ""
-
-    @property
-    def shared(self) -> int:
-        """Numbers of shared memory for the interleaved sums."""
-        return len(self.accumulators) * self.interleave * self.columns
-
-    @property
-    def policy(self) -> str:
-        """C++: the type that says how partial sums are added."""
-        fields = {
-            "D": self.d,
-            "leading": self.leading,
-            "interleave": self.interleave,
-            "columns": self.columns,
-            "columns per thread": self.columns_per_thread,
-            "batch": self.batch,
-            "rows per term": self.rows_per_term,
-        }
-        return f"ColumnFinish<{', '.join(f'/* {name} */ {value}' for name, value in fields.items())}>"
-
-    @property
-    def shared_memory(self) -> str:
-        """C++: the declaration of the shared memory for the interleaved sums."""
-        real = self.accumulators[0].real
-        if self.totals:
-            of_rows = self.totals if self.totals != "ring_" else f"reinterpret_cast<{real}*>(ring_)"
-            return f"{real}* totals_ = {of_rows};"
-        return f"__shared__ __align__(16) {real} totals_[{self.shared}];"
-
-    def totals_of(self, sums: Sequence[Sum]) -> str:
-        """C++: where the interleaved sums of some of the accumulators begin."""
-        offset = sums[0].index * self.interleave * self.columns
-        return f"totals_ + /* {sums[0].real}s */ {offset}" if offset else "totals_"
-
-
 class Levels(NamedTuple):
     """Tensors by their axes: [M, D], [D], [M], and none."""
 
@@ -129,24 +64,6 @@ def by_level(values: Iterable[Value]) -> Levels:
     """The tensors of values, by level."""
     values = tuple(values)
     return Levels(*(tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (D,), (M,), ())))
-
-
-@dataclass(frozen=True)
-class ColumnKernel:
-    """Of a kernel that only adds columns.
-
-    groups       row groups of a block
-    row_step     the distance from a row of a group to its next
-    unroll       rows of a group that are loaded at a time
-    leading      leading dimension of its partial sums, in numbers
-    evict_last   their store policy
-    """
-
-    groups: int
-    row_step: int
-    unroll: int
-    leading: int
-    evict_last: str
 
 
 @dataclass(frozen=True)
@@ -164,8 +81,8 @@ class Kernel:
     uniform, per_row           statements once per thread, and once per row before the phases
     phases                     the text of the nest, phase by phase
     accumulators               the column sums it adds to
-    row                        the policies of a kernel that processes rows
-    column                     those of a kernel that only adds columns
+    row                        what a kernel that processes rows decides
+    column                     the same of a kernel that only adds columns
     finish                     the completion of column sums, if it is part of this kernel
     shared                     numbers of shared memory in which one block reduces vectors
     strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
@@ -183,7 +100,6 @@ class Kernel:
     per_row: tuple[Statement, ...] = ()
     phases: tuple[PhaseText, ...] = ()
     blocks_per_sm: int = 1
-    policies: tuple[str, ...] = ()
     accumulators: tuple[Sum, ...] = ()
     dynamic: int = 0
     cluster: int = 1
@@ -199,6 +115,18 @@ class Kernel:
     def role(self) -> str:
         """The end of its name: rows, columns, finish, elementwise, numbers."""
         return self.name.rpartition("__")[2]
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """C++: the declarations of its arguments."""
+        return tuple(map(declaration, self.arguments))
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """C++: the types that its text begins with."""
+        if self.row:
+            return self.row.types
+        return (self.column.type,) if self.column else ()
 
     def address(self, tensor: Tensor | Place, row: str) -> str:
         """C++: the address of a row of an [M, D] tensor in global memory."""

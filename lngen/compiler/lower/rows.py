@@ -1,214 +1,21 @@
-"""The kernel that processes rows: the policies for its schedule, and the places of its inputs."""
+"""The kernel that processes rows: what it caches, prefetches and keeps, and the places of its inputs in a stage."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, M, Value, ctype, is_segment_sum
-from lngen.compiler.lower.kernel_text import PhaseText, Sum, Tensor, c_name
+from lngen.compiler.ir import WIDE, D, DType, Graph, M, Value, ctype
+from lngen.compiler.lower.cuda.fragments import PhaseText
+from lngen.compiler.lower.cuda.row_text import Place, RowKernel
+from lngen.compiler.lower.cuda.spelling import tensors
 from lngen.compiler.lower.nest import Style
-from lngen.compiler.lower.policies import Place, flush, leading_dimension, objects, places, policies, unit
-from lngen.compiler.lower.spelling import Inputs, Spelling, address, functor, tensors
 from lngen.compiler.problem import STAGED, Problem, Schedule
-from lngen.compiler.problem.footprint import exchanged_values, partial_values, stay_packed, vectors_per_thread
-
-SIZES = {ctype(t): t.size for t in DType}  # bytes
+from lngen.compiler.problem.footprint import partial_values, stage_share, stay_packed
 
 # Blocks per multiprocessor that prefetch rows if they are not persistent: about those that are resident together on the
 # default device, which the text assumes for every arch. A later block would only prefetch what it loads at once.
 PREFETCHING_BLOCKS = 4
-
-UNITS_IN_REGISTERS = 16  # a thread holds at most so many, one for each row group whose column sums it reduces
-
-
-@dataclass(frozen=True)
-class RowKernel:
-    """The properties of a row kernel on which its text depends.
-
-    places, results   the places of inputs, and of results that are stored by TMA, in a stage
-    cached            when cached [D] inputs are loaded into registers: first, late (after the loads of the first rows),
-                      with the row, or not at all ("")
-    columns           the [D] inputs
-    widened           the cached [D] inputs that are f16, and are widened once
-    ahead, in_place   the [M] inputs that are loaded during the row before, and where a staged row begins
-    in_registers      the [M, D] inputs that go from a stage to registers
-    flush             how column sums are stored: by each thread, through shared memory "in turn" or in the former
-                      "ring" of stages, or not at all ("")
-    """
-
-    schedule: Schedule
-    problem: Problem
-    policies: tuple[str, ...]
-    objects: tuple[str, ...]
-    places: tuple[Place, ...] = ()
-    results: tuple[Place, ...] = ()
-    cached: str = ""
-    columns: tuple[Tensor, ...] = ()
-    widened: tuple[Tensor, ...] = ()
-    ahead: tuple[Tensor, ...] = ()
-    in_place: tuple[Tensor, ...] = ()
-    in_registers: tuple[Tensor, ...] = ()
-    flush: str = ""
-
-    @property
-    def staged(self) -> bool:
-        """True if rows come through shared memory."""
-        return self.schedule.form in STAGED
-
-    @property
-    def persistent(self) -> bool:
-        """True if blocks are persistent."""
-        return self.staged or (self.schedule.form == "registers" and self.problem.column_sums > 0)
-
-    @property
-    def exchange(self) -> bool:
-        """True if the blocks of a cluster exchange values."""
-        return exchanged_values(self.schedule, self.problem) > 0
-
-    @property
-    def ready(self) -> str:
-        """C++: the barrier after which every thread sees the initialised mbarriers; empty where none is needed yet."""
-        if self.schedule.form not in ("tma", "tma_unaligned"):
-            return ""  # clusters in form registers wait after the loads of their rows
-        return "cluster_barrier();" if self.exchange else "__syncthreads();"
-
-    @property
-    def prefetch_blocks(self) -> int:
-        """The number of blocks that prefetch rows; 0 for all of them."""
-        return 0 if self.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
-
-    @property
-    def cached_first(self) -> tuple[Tensor, ...]:
-        """The cached [D] inputs that are loaded before the first rows."""
-        return self.columns if self.cached == "first" else ()
-
-    @property
-    def cached_late(self) -> tuple[Tensor, ...]:
-        """Those that are loaded after the loads of the first rows."""
-        return self.columns if self.cached == "late" else ()
-
-    @property
-    def cached_with_row(self) -> tuple[Tensor, ...]:
-        """Those that are loaded with the one row of a row group."""
-        return self.columns if self.cached == "row" else ()
-
-    @property
-    def preloaded(self) -> tuple[str, ...]:
-        """C++: bits of every value that is loaded before the row loop and awaited there, by streams with a parity."""
-        if not self.ahead or self.schedule.form == "cp_async":
-            return ()
-        weights = self.columns if self.schedule.cached_weights else ()
-        return (
-            *(f"bits_of({t.name}_next_)" for t in self.ahead),
-            *(f"vector_bits<Row>({t.name}_cached_)" for t in weights),
-        )
-
-    @property
-    def bytes_per_column(self) -> str:
-        """C++: bytes of all staged inputs in a column."""
-        elements = " + ".join(place.element for place in self.places)
-        return f"({elements})" if len(self.places) > 1 else elements
-
-    @property
-    def unroll(self) -> str:
-        """C++: the operand of ``#pragma unroll`` for loops over the vectors of a thread; empty to unroll all.
-
-        A thread that is told not to unroll the loop over its one vector may keep the vector in local memory.
-        """
-        several = self.problem.segments * vectors_per_thread(self.schedule, self.problem) > 1
-        return " Row::PER_SEGMENT" if self.schedule.form == "multipass" and several else ""
-
-    @property
-    def releases_at_once(self) -> bool:
-        """True if no row reduction implies that all threads have read a row."""
-        return self.staged and self.problem.row_sums == 0
-
-    @property
-    def writer_condition(self) -> str:
-        """C++: true in the one thread that stores the [M] results of a row."""
-        first = " && Row::rank() == 0" if self.schedule.cluster > 1 else ""
-        return f"stream_.has_row() && Row::thread() == 0{first}"
-
-    @property
-    def unit(self) -> int:
-        """Column sums that are moved together."""
-        return unit(self.problem)
-
-    def shared_sums(self, column_sum: Sum) -> str:
-        """C++: where a column sum begins in the shared memory of all column sums."""
-        offset = column_sum.index * partial_values(self.schedule, self.problem) // self.problem.column_sums
-        return f"sums_buffer_ + /* {column_sum.real}s */ {offset}" if offset else "sums_buffer_"
-
-    def partials(self, column_sum: Sum) -> str:
-        """C++: the block's row of partial sums of a column sum."""
-        offset = f"static_cast<long long>(Row::grid_index()) * /* leading */ {leading_dimension(self.problem)}"
-        return f"{column_sum.partials} + {offset}"
-
-    def store_partial(self, column_sum: Sum) -> str:
-        """C++: the device function that tree-reduces the row groups of a block, with its template arguments."""
-        arguments = f"{column_sum.functor}, Row, /* unit */ {self.unit}, {self.evict_last}"
-        if self._few_row_groups:
-            return f"store_partial<{arguments}>"
-        return f"store_partial_of_many<{arguments}, /* row groups at a time */ {UNITS_IN_REGISTERS}>"
-
-    @property
-    def _few_row_groups(self) -> bool:
-        """True if a thread holds a unit of each row group in registers."""
-        return self.schedule.rows_per_block <= UNITS_IN_REGISTERS
-
-    def cached_load(self, tensor: Tensor) -> str:
-        """The load policy of cached [D] inputs."""
-        return f"UnmovedLoad{min(16, self.schedule.vec * SIZES[tensor.ctype])}"
-
-    def first_row_load(self, tensor: Tensor) -> str:
-        """The load policy of the first row's [M] inputs. In clusters it is faster if the compiler places the load."""
-        return "ReadOnlyLoad" if self.exchange else f"UnmovedLoad{SIZES[tensor.ctype]}"
-
-    @property
-    def next_row_load(self) -> str:
-        """The load policy of the next row's [M] inputs: issued in place, so that they arrive during the current row."""
-        return "ReadOnlyLoad" if self.exchange else "PlainLoad"
-
-    @property
-    def evict_last(self) -> str:
-        """The store policy of partial sums: ``unit`` together where a thread has that many neighbours, else one."""
-        neighbours = self.problem.run if self.flush == "threads" else self.unit if self._few_row_groups else 1
-        together = self.unit if neighbours >= self.unit else 1
-        return f"EvictLastStore{together * self.problem.real_size}"
-
-    @property
-    def load(self) -> str:
-        """The load policy of [M, D] inputs in global memory.
-
-        RowLoad needs the addresses of Row::at, which take more registers than persistent kernels have left.
-        """
-        return "RowLoad" if self.schedule.form == "registers" and not self.persistent else "PlainLoad"
-
-    @property
-    def column_load(self) -> str:
-        """The load policy of [D] inputs that are not in registers."""
-        return "PlainLoad" if self.schedule.form == "multipass" else "ReadOnlyLoad"
-
-    def store(self, tensor: Tensor) -> str:
-        """C++: the statement that stores vector ``v_`` of a result: in its stage, or in global memory."""
-        out = f"v_, {tensor.name}_out_"
-        if self.schedule.tma_store:
-            return f"store<Row, PlainStore>({tensor.name}_shared_, {out});"
-        policy = "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
-        return f"if (stream_.has_row()) store<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
-
-    def address(self, name: str, row: str) -> str:
-        """C++: the address of a row of an [M, D] tensor in global memory."""
-        return address(name, row, self.problem.strides)
-
-    def in_stage(self, place: Place) -> str:
-        """C++: column 0 of a tensor in the stage of the row; an unaligned row begins as far behind as it does there."""
-        start = f"stream_.shared<{place.ctype}>(/* byte */ {place.offset})"
-        if self.schedule.form != "tma_unaligned":
-            return start
-        row = "stream_.row" if self.schedule.dynamic else "stream_.row_or_last(stream_.row)"
-        return f"{start} + misalignment({self.address(place.name, row)})"
 
 
 def template_of(row: RowKernel) -> str:
@@ -217,15 +24,13 @@ def template_of(row: RowKernel) -> str:
 
 
 def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> RowKernel:
-    """The policies of a kernel; ``p`` has the column sums that this kernel adds to."""
-    inputs, results = places(graph, outputs, s, p)
+    """The decisions of a kernel; ``p`` has the column sums that this kernel adds to."""
+    inputs, results = _places(graph, outputs, s, p)
     columns, row_inputs, wide = (tensors(v for v in graph.params if v.type.axes == axes) for axes in ((D,), (M,), WIDE))
-    staged = s.form in STAGED
-    return RowKernel(
+    staged, flush = s.form in STAGED, _flush(s, p)
+    row = RowKernel(
         schedule=s,
         problem=p,
-        policies=policies(s, p),
-        objects=objects(s, p, partial_values(s, p) if flush(s, p) == "in turn" else 0),
         places=inputs,
         results=results,
         cached=_cached(s, p),
@@ -234,8 +39,11 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         ahead=row_inputs if staged and not s.dynamic else (),
         in_place=row_inputs if s.dynamic else (),
         in_registers=wide if s.row_in_registers else (),
-        flush=flush(s, p),
+        flush=flush,
+        shared=partial_values(s, p) if flush == "in turn" else 0,
     )
+    prefetching = 0 if row.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
+    return replace(row, prefetch_blocks=prefetching)
 
 
 def _cached(s: Schedule, p: Problem) -> str:
@@ -275,61 +83,6 @@ def row_style(row: RowKernel) -> Style:
     )
 
 
-def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
-    """The way in which the loops of the kernel read inputs, reduce and accumulate."""
-    s, p = row.schedule, row.problem
-    access = {v: _access(v, row) for v in graph.params if D in v.type.axes}
-    element, vector = ({v: texts[n] for v, texts in access.items() if texts[n]} for n in range(2))
-    at_use = s.form == "registers" and p.column_sums > 0
-    widened = frozenset(v for v in graph.params if v.type.axes == (D,)) if row.widened else frozenset()
-    array = "{real} {array}[Row::SEGMENTS];"
-    return Spelling(
-        inputs=Inputs(element, vector, widened, at_use),
-        when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
-        partial_when="if (stream_.has_row()) ",
-        call=lambda eqns: _call(row, eqns[0]),
-        array=f"__shared__ {array}" if s.form == "multipass" else array,
-        cluster=s.cluster > 1,
-        d=p.d,
-        vector=p.chunk,
-    )
-
-
-def _access(v: Value, row: RowKernel) -> tuple[str, str]:
-    """C++: the element ``i_`` of an [M, D] or [D] input, and the statement that makes its vector, if one is needed."""
-    s, name = row.schedule, c_name(v)
-    if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
-        return f"{v.name}_row_[v_][i_]", ""
-    if v.type.axes == WIDE or not s.cached_weights:
-        return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
-    if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
-        return f"{name}[i_]", f"const auto {name} = packed({v.name}_cached_[v_]);"
-    return f"{v.name}_{'wide' if row.widened else 'cached'}_[v_][i_]", ""
-
-
-def _read(v: Value, row: RowKernel) -> str:
-    """C++: a vector of an input that is not in registers."""
-    if v.type.axes == WIDE and row.staged:
-        return f"load<Row, PlainLoad>({v.name}_shared_, v_)"
-    if v.type.axes == WIDE:
-        return f"load<Row, {row.load}>({row.address(v.name, 'stream_.row')}, v_)"
-    return f"load<Row, {row.column_load}>({v.name}_ptr_, v_)"
-
-
-def _call(row: RowKernel, eqn: Eqn) -> str:
-    """The device function of a row reduction, or of the sums of segments, up to the terms."""
-    s, op = row.schedule, f"{functor(eqn)}<{ctype(eqn.out.type.dtype)}>"
-    prefix = "multipass_" if s.form == "multipass" else ""
-    if is_segment_sum(eqn):
-        return f"{prefix}segment_sums<{op}, Row>(reduce_,"
-    interleave = f"/* interleave */ {dict(eqn.attrs).get('interleave', 1)}"
-    if s.cluster > 1:
-        return f"cluster_sums<{op}, Row, {interleave}>(reduce_, exchange_,"
-    if row.problem.segments == 1:
-        return f"row_sums<{op}, Row>(reduce_,"
-    return f"{prefix or 'joined_'}sums<{op}, Row, {interleave}>(reduce_,"
-
-
 def releasing(phases: tuple[PhaseText, ...], row: RowKernel) -> tuple[PhaseText, ...]:
     """The phases; the one whose reductions imply that all threads have read the row releases the stage.
 
@@ -341,3 +94,41 @@ def releasing(phases: tuple[PhaseText, ...], row: RowKernel) -> tuple[PhaseText,
         return phases
     releases = replace(phases[number], releases=True, broadcast=broadcast)
     return *phases[:number], releases, *phases[number + 1 :]
+
+
+def _flush(s: Schedule, p: Problem) -> str:
+    """How column sums are stored."""
+    if not p.column_sums:
+        return ""
+    if s.form in STAGED:
+        return "ring"
+    return "in turn" if partial_values(s, p) else "threads"
+
+
+def _places(
+    graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
+) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """The places of the [M, D] inputs, and of the results that are stored by TMA, in a stage.
+
+    A result takes the place of an input of its size, as long as there is one.
+    """
+    if s.form not in STAGED:
+        return (), ()
+    inputs = [v for v in graph.params if v.type.axes == WIDE]
+    results = [v for v in outputs if v.type.axes == WIDE and s.tma_store]
+    free, offset, at = list(inputs), 0, dict[Value, int]()
+    for v in (*inputs, *results):
+        size = v.type.dtype.size
+        shares = v in results and s.form != "tma_unaligned"  # an unaligned result may have another misalignment
+        same = next((u for u in free if u.type.dtype.size == size), None) if shares else None
+        if same is not None:
+            free.remove(same)
+            at[v] = at[same]
+        else:
+            at[v] = offset
+            offset += stage_share(size, s, p)
+
+    def listed(values: list[Value]) -> tuple[Place, ...]:
+        return tuple(Place(v.name, ctype(v.type.dtype), at[v]) for v in values)
+
+    return listed(inputs), listed(results)

@@ -77,6 +77,23 @@ def whole_groups(s: Schedule, p: Problem) -> bool:
     return s.cluster == 1 or not p.column_sums or s.rows_per_block == p.groups
 
 
+def unit(p: Problem) -> int:
+    """Column sums in 16 bytes, if vectors are whole units."""
+    count = 16 // p.real_size
+    return count if p.chunk % count == 0 else 1
+
+
+def leading_dimension(p: Problem) -> int:
+    """The leading dimension of partial sums, in numbers: whole units."""
+    return -(-p.d // unit(p)) * unit(p)
+
+
+def is_exact(s: Schedule, p: Problem) -> bool:
+    """True if the vectors of all threads cover a row exactly."""
+    per_segment = -(-p.segment_chunks // s.threads)
+    return p.segments * per_segment * s.threads * p.chunk == p.d
+
+
 def groups_of_a_block(s: Schedule, p: Problem) -> int:
     """Row groups side by side in a block that adds column sums: with form multipass in the kernel that only does so."""
     return min(rows_of_a_block(p)) if s.form == "multipass" else s.rows_per_block

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from lngen.compiler.headers import PREFIX
 from lngen.compiler.ir import Graph
-from lngen.compiler.lower.kernel_text import c_name
+from lngen.compiler.lower.cuda.fragments import c_name
 from lngen.lab.inspect.machine_code import KernelCode
 from lngen.lab.inspect.sass import Location, location
 from lngen.proof.ptx.parser import Callers, included_headers

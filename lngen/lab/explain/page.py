@@ -20,7 +20,7 @@ from markupsafe import Markup
 from lngen.compiler.compile import Compilation, KernelSet
 from lngen.compiler.devices import DEFAULT_ARCH, capability, device_for
 from lngen.compiler.headers import PREFIX
-from lngen.compiler.lower.spelling import note
+from lngen.compiler.lower.cuda.spelling import note
 from lngen.compiler.problem import parse_schedule
 from lngen.compiler.problem.schedule import exists
 from lngen.compiler.spec import parse_spec

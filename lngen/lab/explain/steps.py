@@ -11,7 +11,7 @@ from typing import Any
 from lngen.compiler.ir import WIDE, D, is_column_fold, is_number_fold, is_over_segments, is_row_fold
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.lower import Kernel, Plan
-from lngen.compiler.lower.kernel_text import PhaseText
+from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.problem.footprint import WARP
 
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"

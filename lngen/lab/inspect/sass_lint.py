@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.lower import Kernel, Plan
-from lngen.compiler.lower.rows import SIZES
+from lngen.compiler.lower.cuda.row_text import SIZES
 from lngen.compiler.problem import STAGED
 from lngen.compiler.problem.facts import CHUNK_BYTES
 from lngen.compiler.problem.footprint import vectors_per_thread

@@ -11,7 +11,7 @@ from lngen.compiler.emit import emit
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import D, M, Value, is_name
 from lngen.compiler.lower import lower
-from lngen.compiler.lower.kernel_text import TAKEN
+from lngen.compiler.lower.cuda.fragments import TAKEN
 from lngen.compiler.problem import problem
 from lngen.compiler.problem.footprint import vectors_per_thread
 from lngen.compiler.schedule.space import space

@@ -129,7 +129,7 @@ def test_a_stage_has_room_for_neighbours(monkeypatch: pytest.MonkeyPatch) -> Non
     s = Schedule("tma_unaligned", 32, 1, 1, stages=2, grid=1, tma_store=True)
     inputs = random_inputs(spec, 9)
     assert run_plan(lower(spec, s), inputs).findings == ()
-    for module in ("lngen.compiler.problem.footprint", "lngen.compiler.lower.policies"):
+    for module in ("lngen.compiler.problem.footprint", "lngen.compiler.lower.rows"):
         monkeypatch.setattr(f"{module}.stage_share", lambda size, s, p: -(-p.d * size // 128) * 128)
     assert run_plan(lower(spec, s), inputs).findings
 

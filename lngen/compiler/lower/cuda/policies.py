@@ -1,48 +1,20 @@
-"""What a schedule gives a row kernel: its C++ types, their objects, and the places of tensors in a stage."""
+"""The types of a kernel: the layout of rows over threads, reductions, exchanges, streams, and their objects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from lngen.compiler.ir import WIDE, Graph, Value, ctype
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
+    column_threads,
     exchanged_values,
+    groups_of_a_block,
+    is_exact,
     partial_rows,
-    partial_values,
     scratch_numbers,
     stage_bytes,
-    stage_share,
 )
 
 
-@dataclass(frozen=True)
-class Place:
-    """The place of a tensor's part of a row in a stage: IR name, C type, and the byte at which it starts.
-
-    A stage is the shared memory of one row of one row group. A result may have the place of an input: a thread reads
-    its part of the input before it writes its part of the result.
-    """
-
-    name: str
-    ctype: str
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.name} at byte {self.offset}"
-
-    @property
-    def element(self) -> str:
-        """The bytes of an element, in C."""
-        return f"sizeof({self.ctype})"
-
-    @property
-    def start(self) -> str:
-        """Where the part begins in a stage, in C."""
-        return f"stage_ + /* bytes */ {self.offset}" if self.offset else "stage_"
-
-
-def policies(s: Schedule, p: Problem) -> tuple[str, ...]:
+def row_types(s: Schedule, p: Problem) -> tuple[str, ...]:
     """The types of the kernel, one line each."""
     return tuple(f"using {name} = {text};" for name, text in _types(s, p))
 
@@ -84,7 +56,7 @@ def _template(name: str, *types: str, **values: int | str) -> str:
     return f"{name}<{', '.join([*types, *listed])}>"
 
 
-def objects(s: Schedule, p: Problem, shared_sums: int) -> tuple[str, ...]:
+def row_objects(s: Schedule, p: Problem, shared_sums: int) -> tuple[str, ...]:
     """The declarations of shared memory and of the policies' objects; ``shared_sums`` numbers are shared."""
     lines = []
     if shared_sums:  # shared by row reductions, column sums and their totals, one after the other
@@ -109,60 +81,16 @@ def objects(s: Schedule, p: Problem, shared_sums: int) -> tuple[str, ...]:
     return (*lines, f"Stream stream_{{{', '.join(arguments)}}};")
 
 
-def flush(s: Schedule, p: Problem) -> str:
-    if not p.column_sums:
-        return ""
-    if s.form in STAGED:
-        return "ring"
-    return "in turn" if partial_values(s, p) else "threads"
-
-
 def real(p: Problem) -> str:
     """The C type of sums."""
     return "double" if p.real_size == 8 else "float"
 
 
-def unit(p: Problem) -> int:
-    """Column sums in 16 bytes, if vectors are whole units."""
-    count = 16 // p.real_size
-    return count if p.chunk % count == 0 else 1
-
-
-def leading_dimension(p: Problem) -> int:
-    """The leading dimension of partial sums, in numbers: whole units."""
-    return -(-p.d // unit(p)) * unit(p)
-
-
-def is_exact(s: Schedule, p: Problem) -> bool:
-    """True if the vectors of all threads cover a row exactly."""
-    per_segment = -(-p.segment_chunks // s.threads)
-    return p.segments * per_segment * s.threads * p.chunk == p.d
-
-
-def places(
-    graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
-) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """The places of the [M, D] inputs, and of the results that are stored by TMA, in a stage.
-
-    A result takes the place of an input of its size, as long as there is one.
-    """
-    if s.form not in STAGED:
-        return (), ()
-    inputs = [v for v in graph.params if v.type.axes == WIDE]
-    results = [v for v in outputs if v.type.axes == WIDE and s.tma_store]
-    free, offset, at = list(inputs), 0, dict[Value, int]()
-    for v in (*inputs, *results):
-        size = v.type.dtype.size
-        shares = v in results and s.form != "tma_unaligned"  # an unaligned result may have another misalignment
-        same = next((u for u in free if u.type.dtype.size == size), None) if shares else None
-        if same is not None:
-            free.remove(same)
-            at[v] = at[same]
-        else:
-            at[v] = offset
-            offset += stage_share(size, s, p)
-
-    def listed(values: list[Value]) -> tuple[Place, ...]:
-        return tuple(Place(v.name, ctype(v.type.dtype), at[v]) for v in values)
-
-    return listed(inputs), listed(results)
+def column_type(s: Schedule, p: Problem) -> str:
+    """The layout of the kernel that only adds columns."""
+    threads, groups = column_threads(s, p), groups_of_a_block(s, p)
+    vector = f"/* vector */ {p.chunk}, /* access */ {s.vec}"
+    if groups == 1:
+        return f"using Row = ColumnLayout</* D */ {p.d}, /* threads */ {threads}, {vector}>;"
+    block = f"Block</* threads */ {threads}, /* rows */ {groups}>"
+    return f"using Row = GroupedColumnLayout<{block}, /* D */ {p.d}, {vector}>;"

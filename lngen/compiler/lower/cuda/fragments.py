@@ -1,4 +1,4 @@
-"""What the text of a kernel is made of: names in C, statements, loops, reductions and phases."""
+"""What the text of a kernel is made of: names in C++, statements, loops, reductions and phases."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lngen.compiler.ir import SUMS, D, Eqn, Graph, M, ctype, print_eqn
-from lngen.compiler.lower.kernel_text import PhaseText, c_name
+from lngen.compiler.lower.cuda.fragments import PhaseText, c_name
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, functor
 from lngen.compiler.lower.nest import Style
-from lngen.compiler.lower.spelling import Inputs, Spelling, functor
 from lngen.errors import LowerError
 
 THREADS = 512
@@ -27,6 +27,11 @@ def alike(folds: Sequence[Eqn]) -> list[list[Eqn]]:
 STYLE = Style(held=frozenset({M, D}), together=alike, stores="end")
 
 
+def shared_numbers(phases: Sequence[PhaseText]) -> int:
+    """Numbers of shared memory."""
+    return 2 * THREADS * max((len(r.sums) for p in phases for r in p.reduces), default=0)
+
+
 def number_spelling(graph: Graph, d: int) -> Spelling:
     """A vector is read by element; LowerError for an order of sums that one block cannot take."""
     loads = {
@@ -40,11 +45,6 @@ def number_spelling(graph: Graph, d: int) -> Spelling:
         call=lambda eqns: _order(graph, eqns[0], d)[0],
         layout=lambda eqns: _order(graph, eqns[0], d)[1],
     )
-
-
-def shared_numbers(phases: Sequence[PhaseText]) -> int:
-    """Numbers of shared memory."""
-    return 2 * THREADS * max((len(r.sums) for p in phases for r in p.reduces), default=0)
 
 
 def _order(graph: Graph, eqn: Eqn, d: int) -> tuple[str, str]:

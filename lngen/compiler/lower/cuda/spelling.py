@@ -1,4 +1,4 @@
-"""The spelling: how values, statements, loops and reductions are written in CUDA C++."""
+"""The spelling of a nest: how values, statements, loops and reductions are written in CUDA C++."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from lngen.compiler.ir import (
     is_segment_sum,
     print_eqn,
 )
-from lngen.compiler.lower.kernel_text import (
+from lngen.compiler.lower.arguments import NUMBERS, Argument
+from lngen.compiler.lower.cuda.fragments import (
     BlocksText,
     Join,
     LoopText,
@@ -107,6 +108,16 @@ def address(name: str, row: str, strides: int) -> str:
     if strides == 1:
         return f"{name}_ptr_ + {row} * {name}_stride_"
     return f"row_of({name}_ptr_, place_, {name}_outer_, {name}_stride_)"
+
+
+def declaration(argument: Argument) -> str:
+    """An argument in a kernel's signature."""
+    if argument.kind in NUMBERS:
+        return f"const long long {argument.name}"
+    if argument.kind == "value":
+        return f"const {argument.ctype} {argument.name}"
+    const, restrict = "const " if argument.const else "", "__restrict__ " if argument.alone else ""
+    return f"{const}{argument.ctype}* {restrict}{argument.name}"
 
 
 # ---- a nest ----

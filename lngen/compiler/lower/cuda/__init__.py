@@ -1,0 +1,1 @@
+"""How kernels are written in CUDA C++."""
