@@ -223,8 +223,8 @@ def merged(a: str, b: str) -> Callable[[Graph], Graph]:
 
 
 _PARTS = [
-    importlib.import_module(f"lngen.compiler.lower.{m.name}")
-    for m in pkgutil.iter_modules(lngen.compiler.lower.__path__)
+    importlib.import_module(m.name)
+    for m in pkgutil.walk_packages(lngen.compiler.lower.__path__, "lngen.compiler.lower.")
 ]
 LOWERING = [lngen.compiler.lower, *_PARTS]
 

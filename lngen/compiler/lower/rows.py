@@ -11,7 +11,7 @@ from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import tensors
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.problem import STAGED, Problem, Schedule
-from lngen.compiler.problem.footprint import partial_values, stage_share, stay_packed
+from lngen.compiler.problem.footprint import is_exact, partial_values, stage_share, stay_packed
 
 # Blocks per multiprocessor that prefetch rows if they are not persistent: about those that are resident together on the
 # default device, which the text assumes for every arch. A later block would only prefetch what it loads at once.
@@ -31,6 +31,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
     row = RowKernel(
         schedule=s,
         problem=p,
+        exact=is_exact(s, p),
         places=inputs,
         results=results,
         cached=_cached(s, p),

@@ -7,23 +7,22 @@ from lngen.compiler.problem.footprint import (
     column_threads,
     exchanged_values,
     groups_of_a_block,
-    is_exact,
     partial_rows,
     scratch_numbers,
     stage_bytes,
 )
 
 
-def row_types(s: Schedule, p: Problem) -> tuple[str, ...]:
-    """The types of the kernel, one line each."""
-    return tuple(f"using {name} = {text};" for name, text in _types(s, p))
+def row_types(s: Schedule, p: Problem, exact: bool) -> tuple[str, ...]:
+    """The types of the kernel, one line each; ``exact`` if the vectors of all threads cover a row exactly."""
+    return tuple(f"using {name} = {text};" for name, text in _types(s, p, exact))
 
 
-def _types(s: Schedule, p: Problem) -> list[tuple[str, str]]:
+def _types(s: Schedule, p: Problem, exact: bool) -> list[tuple[str, str]]:
     threads = _template("Block", threads=s.threads, rows=s.rows_per_block)
     if s.cluster > 1:
         threads = _template("Cluster", blocks=s.cluster, threads=s.threads, rows=s.rows_per_block)
-    if is_exact(s, p):
+    if exact:
         row = _template("RowLayout", threads, D=p.d, segment=p.segment, vector=p.chunk, access=s.vec)
     else:
         row = _template("PartialRowLayout", threads, D=p.d, segment=p.segment, vector=p.chunk, run=p.run, access=s.vec)

@@ -53,6 +53,7 @@ class Place:
 class RowKernel:
     """The properties of a row kernel on which its text depends.
 
+    exact             the vectors of all threads cover a row exactly
     places, results   the places of inputs, and of results that are stored by TMA, in a stage
     cached            when cached [D] inputs are loaded into registers: first, late (after the loads of the first rows),
                       with the row, or not at all ("")
@@ -68,6 +69,7 @@ class RowKernel:
 
     schedule: Schedule
     problem: Problem
+    exact: bool
     places: tuple[Place, ...] = ()
     results: tuple[Place, ...] = ()
     cached: str = ""
@@ -83,7 +85,7 @@ class RowKernel:
     @property
     def types(self) -> tuple[str, ...]:
         """C++: the types of its policies."""
-        return row_types(self.schedule, self.problem)
+        return row_types(self.schedule, self.problem, self.exact)
 
     @property
     def objects(self) -> tuple[str, ...]:
