@@ -1,6 +1,7 @@
 """A plan as data: everything that a program in any language needs to launch its kernels.
 
-The runtime launches by this description, a manifest has it of every kernel set, and ``RULES`` says how to read it.
+The runtime launches by this description, and a manifest has it of every kernel set. ``lngen help manifest`` says how to
+read it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from lngen.compiler.ir import RULES as VALUE_RULES
-from lngen.compiler.ir import WIDE, D, Lengths, M, Value
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value
 from lngen.compiler.lower import NUMBERS, Argument, Extent, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
@@ -19,71 +20,54 @@ from lngen.files import sha256
 
 ALIGNMENT = 256  # bytes, of the buffers of a workspace
 
-RULES = {
-    "arguments": (
-        "every argument is 8 bytes: a pointer, or a long long (rows; strides in elements); but a value has the size of "
-        "its ctype: compute its rule in double from the double that its 'of' names, and round the result once to that "
-        "type"
-    ),
-    "two_distances": (
-        "with strides=2 row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its "
-        "pointer: inner, at least 1, is one number for all tensors of a call"
-    ),
-    "launch": (
-        "the kernels of a set are launched in this order on one stream: cluster blocks to a cluster in x if that is "
-        "more than 1, cooperatively if the kernel says so. Allow its dynamic shared memory first "
-        "(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES): what it uses, or launch_shared_bytes of the arch's "
-        "resources, which spread blocks evenly. Allow clusters of more than 8 blocks as well "
-        "(CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED). Without rows, launch only those with "
-        "launch_for_no_rows. A launch has at most 2^31 - 1 blocks in x"
-    ),
-    "grid": (
-        "fixed blocks, or if that is null: n = ceil(rows / per), at most limit; blocks = times * n, at least least"
-    ),
-    "workspace": (
-        f"one allocation aligned to {ALIGNMENT} bytes; a buffer has fixed + per_row * rows elements, its size is "
-        f"rounded up to a multiple of {ALIGNMENT} bytes, and the next one starts there; launches that may run at the "
-        "same time need a workspace each"
-    ),
-    "zeroed": (
-        "a zeroed buffer is set to zero once, before the first launch that uses it; every launch that ends leaves it "
-        "ready for the next"
-    ),
-    "programmatic": (
-        "the attribute CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is to be set on every kernel of a set "
-        "but the first, and may be set on the first, which gains time only behind a kernel that runs "
-        "griddepcontrol.launch_dependents and costs time behind others: a kernel of code for minimum_arch or newer, "
-        "which PTX of an older arch is on no GPU, waits for the previous launches on the stream before it reads or "
-        "writes global memory; before the wait it prefetches inputs into L2, so their memory has to be allocated"
-    ),
-    "in_place": (
-        "an output may have the address of one of these inputs, with the same strides; one output per input, and the "
-        "input is then lost. No other arrays of a call overlap, if one of them is written to"
-    ),
-    "numerics": (
-        "arithmetic is IEEE 754, round to nearest even, as written: no contraction, no flush to zero; sums have the "
-        "order of the graph's text; results are rounded once, at the store; a NaN among a row's inputs makes every "
-        "result of that row that depends on it NaN, of unspecified payload"
-    ),
-}
+
+def call(spec: Spec, graph: Graph) -> dict[str, Any]:
+    """The description of a call, which no schedule changes: what a caller passes and gets, of JSON types alone."""
+    same = graph.shared
+    returned = [f"d{name}" for name in spec.differentiates]
+    takes_eps = spec.definition.builder(spec.options).takes_eps
+    return {
+        "spec": _spec(spec),
+        "tensors": [
+            *(_tensor(spec, graph, v, "input") for v in graph.tensors),
+            *(_tensor(spec, graph, v, "output") for v in graph.results),
+        ],
+        "same_tensor": same,
+        "call": {
+            "leader": _leader(spec, graph),
+            "returned": list(spec.definition.outputs(spec.options)) if spec.direction == "fwd" else returned,
+            "cotangents": [] if spec.direction == "fwd" else [f"d{name}" for name in spec.differentiated],
+            "eps": spec.eps if takes_eps or graph.by_value else None,
+            "numbers": [
+                {"name": v.name, "dtype": str(v.type.dtype), "of": "eps", "rule": VALUE_RULES[v.rule].text}
+                for v in graph.by_value
+            ],
+        },
+    }
+
+
+def _leader(spec: Spec, graph: Graph) -> str:
+    """The input that gives rows, library and device: if possible one that forward has checked."""
+    forward = spec.forward()
+    known = {v.name for v in (*forward.params, *forward.results)}
+    rated = enumerate(graph.tensors)
+    return max(rated, key=lambda e: (M in e[1].type.axes, e[1].name in known, D in e[1].type.axes, -e[0]))[1].name
 
 
 def described(plan: Plan) -> dict[str, Any]:
-    """The description of a plan's kernel set, of JSON types alone."""
+    """The description of a plan's kernel set, of JSON types alone: that of its call, and how kernels are launched."""
+    of_call = call(plan.spec, plan.graph)
+    values = (*plan.inputs, *plan.outputs)
     return {
         "name": plan.name,
-        "spec": _spec(plan.spec),
+        **of_call,
         "schedule": {
             "text": str(plan.schedule),
             **{f.name: getattr(plan.schedule, f.name) for f in fields(plan.schedule)},
         },
         "graph_sha256": sha256(str(plan.graph).encode()),
         "numerics": {"order": plan.spec.order, "statistics": str(plan.accumulator)},
-        "tensors": [
-            *(_tensor(plan, v, "input") for v in plan.inputs),
-            *(_tensor(plan, v, "output") for v in plan.outputs),
-        ],
-        "same_tensor": plan.graph.shared,
+        "tensors": [{**t, **_placed(plan, v)} for t, v in zip(of_call["tensors"], values, strict=True)],
         "in_place": {"outputs": _in_place(plan), "reads_again": not plan.in_place},
         "minimum_arch": f"sm_{minimum_arch(plan.schedule)}",
         "programmatic_stream_serialization": {"minimum_arch": f"sm_{OVERLAP_ARCH}"},
@@ -131,35 +115,39 @@ def _spec(spec: Spec) -> dict[str, Any]:
     }
 
 
-def _tensor(plan: Plan, value: Value, role: str) -> dict[str, Any]:
-    """Shape, alignment and strides: the requirements on a caller's array."""
-    axes, size = value.type.axes, value.type.dtype.size
-    described: dict[str, Any] = {
+def _tensor(spec: Spec, graph: Graph, value: Value, role: str) -> dict[str, Any]:
+    """An array that a caller passes or gets; its shape has expressions of M and D."""
+    return {
         "name": value.name,
         "role": role,
         "dtype": str(value.type.dtype),
-        "element_bytes": size,
-        "axes": [str(a) for a in axes],
-        "shape": ["rows" if a is M else Lengths({D: plan.spec.d})[a] for a in axes],
-        "alignment": plan.alignment(value),
-        "layout": "contiguous",
-        "added_to": next((p.name for p in plan.inputs if p.name == accumulated(value.name)), None),
+        "element_bytes": value.type.dtype.size,
+        "axes": [str(a) for a in value.type.axes],
+        "shape": [_length(a) for a in value.type.axes],
+        "added_to": next((p.name for p in graph.tensors if p.name == accumulated(value.name)), None),
     }
-    if axes == WIDE and plan.contiguous:
-        described["row_stride_multiple"] = plan.spec.d
-        described["layout"] = f"contiguous: row stride {plan.spec.d}"
-    elif axes == WIDE:
-        multiple = max(1, plan.alignment(value) // size)
-        described["row_stride_multiple"] = multiple
-        described["layout"] = f"each row contiguous; row stride in elements a multiple of {multiple}" + (
-            f", at least {plan.spec.d}" if role == "output" else ""
-        )
-    if axes == WIDE and plan.spec.strides == 2:
-        described["outer_stride_multiple"] = multiple
-        described["layout"] += f"; outer stride a multiple of {multiple}" + (
-            ", rows do not overlap" if role == "output" else ""
-        )
-    return described
+
+
+def _length(axis: Axis) -> str:
+    """The length of an axis: M, D, a part of them, or a number."""
+    if axis.base is None:
+        return str(axis)
+    return f"{axis.base} / {axis.number}" if axis.by == "/" else str(axis.number)
+
+
+def _placed(plan: Plan, value: Value) -> dict[str, Any]:
+    """How an array has to lie: alignment of its address in bytes, strides in elements.
+
+    A stride is a number, an expression, or the name of one that the caller chooses, a multiple of ``stride_multiple``.
+    """
+    axes, size, alignment = value.type.axes, value.type.dtype.size, plan.alignment(value)
+    if axes != WIDE:
+        inner = [_length(a) for a in axes[1:]]
+        return {"alignment": alignment, "strides": [*inner, "1"][-len(axes) :] if axes else []}
+    if plan.contiguous:
+        return {"alignment": alignment, "strides": ["D", "1"], "stride_multiple": plan.spec.d}
+    chosen = ["outer_stride", "stride", "1"] if plan.spec.strides == 2 else ["stride", "1"]
+    return {"alignment": alignment, "strides": chosen, "stride_multiple": max(1, alignment // size)}
 
 
 def _in_place(plan: Plan) -> dict[str, list[str]]:
@@ -191,7 +179,6 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
             }
             for a in kernel.arguments
         ],
-        "launch_rule": kernel.launch_rule(),
         "grid": {"x": _extent(x), "y": _extent(y)},
         "block": kernel.block,
         "cluster": kernel.cluster,
@@ -211,4 +198,4 @@ def _value(a: Argument) -> dict[str, Any]:
 def _extent(extent: Extent) -> dict[str, Any]:
     """``fixed`` blocks, or the parameters of the grid rule."""
     by_rows = {f.name: getattr(extent, f.name) for f in fields(extent)}
-    return {"text": str(extent), **by_rows, "fixed": extent.fixed if extent.per is None else None}
+    return {**by_rows, "fixed": extent.fixed if extent.per is None else None}

@@ -23,7 +23,7 @@ def main(folder: Path) -> None:
         print(kernel_set["spec"]["text"])
         for kernel in kernel_set["kernels"]:
             arguments = ", ".join(a["name"] for a in kernel["arguments"])
-            print(f"  {kernel['name']}({arguments}): {kernel['launch_rule']}")
+            print(f"  {kernel['name']}({arguments}): {kernel['block']} threads a block")
         for name in kernel_set["files"]:
             print(f"  {folder / name}")
 

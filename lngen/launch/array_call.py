@@ -24,7 +24,8 @@ from .array_rules import (
     two_distances,
 )
 from .arrays import Layout, Library, library_of
-from .kernels import NO_VALUES, Bound, Described, Distance, Loaded, Tensor, Workspaces
+from .kernels import NO_BITS, Bound, Described, Distance, Loaded, Workspaces
+from .signature import NO_VALUES, Signature, Tensor, Values
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
 
@@ -78,28 +79,20 @@ class _Thread:
 class ArrayCall(ABC):
     """Runs the kernels of one spec on the arrays it is given.
 
-    text             the spec's, for messages
-    inputs, outputs  in order; ``leader``: the input that gives rows, library and device
-    strides          1, or 2 for rows at two distances
-    added            the input that a result is added to, by the result's name
+    signature   what it takes and returns
+    tensors     inputs, then outputs; ``names``: theirs
     """
 
     host_type: type[Any] = NoHostArrays  # of arrays that ``on_host`` takes
     host = ""  # what messages say of them
+    about_eps = ""  # what to do about a built-in eps, the end of a sentence
 
-    def __init__(
-        self,
-        text: str,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        d: int,
-        strides: int,
-        leader: int,
-        added: Mapping[str, str],
-    ) -> None:
-        self.text, self.d, self.strides, self.leader, self.added = text, d, strides, leader, added
-        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+    def __init__(self, signature: Signature) -> None:
+        self.signature = s = signature
+        self.text, self.d, self.strides, self.leader, self.added = s.text, s.d, s.strides, s.leader, s.added
+        self.inputs, self.outputs = s.inputs, s.outputs
         self.tensors = (*self.inputs, *self.outputs)
+        self.names = tuple([t.name for t in self.tensors])
         self.workspaces = Workspaces()
         self._threads: dict[int, _Thread] = {}
 
@@ -118,7 +111,7 @@ class ArrayCall(ABC):
         """What to do about an input that is missing, or that the spec does not have, the end of a sentence."""
 
     def on_host(
-        self, arrays: Sequence[Any], given: tuple[Any, ...], values: Mapping[str, int]
+        self, arrays: Sequence[Any], given: tuple[Any, ...], values: Values
     ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """The results for arrays of ``host_type``."""
         raise AssertionError("there are no instances of host_type")
@@ -129,15 +122,19 @@ class ArrayCall(ABC):
         """Positional and named inputs in order; ArrayError if one is missing or too many."""
         return arranged(self.text, [t.name for t in self.inputs], inputs, named, self.about)
 
+    def values(self, eps: object) -> Values:
+        """The numbers that a call with this eps passes by value; ArrayError if it is missing, or not wanted."""
+        return self.signature.values(eps, self.about_eps)
+
     def _present(self, name: str, array: Any) -> Any:
         return present(self.text, name, array, self.about)
 
     def __call__(
-        self, arrays: Sequence[Any], out: Any, values: Mapping[str, int] = NO_VALUES
+        self, arrays: Sequence[Any], out: Any, values: Values = NO_VALUES
     ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """The results, new or from ``out``, and the names of the inputs that they overwrite.
 
-        ``arrays`` are in order, ``values`` the bits of numbers that are passed by value, by name. This runs on every
+        ``arrays`` are in order, ``values`` the numbers that are passed by value. This runs on every
         call and host time counts: hence the list comprehensions, and one remembered recipe per thread.
         """
         given = out if type(out) is tuple else self._given(out)
@@ -163,7 +160,7 @@ class ArrayCall(ABC):
             thread.last = layouts, absent, library, recipe
         if True in absent:
             given, pointers = self._fill(library, recipe, given, pointers)
-        return given, self.launch(library, recipe, pointers, values)
+        return given, self.launch(library, recipe, pointers, values.bits)
 
     def _given(self, out: Any) -> tuple[Any, ...]:
         """The arrays to write, None for a new array."""
@@ -202,9 +199,12 @@ class ArrayCall(ABC):
             raise ArrayError(f"'{tensor.name}', of {kind}, is not an array that can be used: {e}.") from e
 
     def launch(
-        self, library: Library, recipe: Recipe, pointers: list[int], values: Mapping[str, int]
+        self, library: Library, recipe: Recipe, pointers: list[int], bits: Mapping[str, int] = NO_BITS
     ) -> tuple[str, ...]:
-        """Enqueue the kernels that suit these addresses; names of the inputs that a result overwrites."""
+        """Enqueue the kernels that suit these addresses; names of the inputs that a result overwrites.
+
+        ``bits``: of the numbers that are passed by value, by name.
+        """
         together = 0
         for pointer in pointers:
             together |= pointer
@@ -218,8 +218,8 @@ class ArrayCall(ABC):
             if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
                 overwritten = self._overwritten(recipe, pointers, bound)
                 break
-        if values:
-            bound.give(values)
+        if bits:
+            bound.give(bits)
         stream = library.stream(recipe.device)
         if not bound.workspace_bytes:
             bound(pointers, 0, stream)

@@ -1,4 +1,4 @@
-"""What the arrays of a call, and its eps, have to be: dtype, shape, strides, device, and which may share memory.
+"""What the arrays of a call have to be: dtype, shape, strides, device, and which may share memory.
 
 All of it is checked before any GPU work. Inputs may share memory. A result may take the place of exactly one input.
 
@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 from ..errors import ArrayError
-from ..files import shown
 from .arrays import Layout
-from .kernels import Distance, Tensor
+from .kernels import Distance
+from .signature import Tensor
 
 
 def arranged(
@@ -356,28 +355,3 @@ def _check_apart(value: Tensor, layout: Layout, steps: Sequence[tuple[int, int]]
                 f"elements for shape {tuple(layout[1])}; pass a contiguous array."
             )
         reach += (count - 1) * step
-
-
-# ---- the eps of a call ----
-
-
-def given_eps(spec: str, given: Any) -> float:
-    """The eps of a call as a number; ArrayError if it is missing, or anything but one finite real number."""
-    if given is None:
-        raise ArrayError(f"'{spec}' expects eps in every call, which is missing; add for example eps=1e-6.")
-    eps = finite(given)
-    if eps is None:
-        got = f"{type(given).__module__}.{type(given).__name__}" if hasattr(given, "shape") else shown(given)
-        raise ArrayError(f"'{spec}' expects eps to be a finite number, got {got}; pass for example eps=1e-6.")
-    return eps
-
-
-def finite(value: object) -> float | None:
-    """The finite number in ``value``, without the sign of a zero; None for anything that is not one real number."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value) + 0.0
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None

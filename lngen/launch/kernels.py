@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 from weakref import WeakValueDictionary
 
 from ..errors import LngenError
@@ -38,41 +38,7 @@ from .driver import (
 from .early import OverlappingLaunch, kernel_sets
 
 Described = Mapping[str, Any]  # a kernel set, or a part of it, as a manifest has it
-NO_VALUES: Mapping[str, int] = MappingProxyType({})
-WIDE = ("M", "D")
-
-
-class Tensor(NamedTuple):
-    """An input or result of a call.
-
-    dtype    one of lngen.dtypes; ``size``: bytes of an element
-    axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number; ("M", "B") with one per block
-    blocks   the length of an axis B that a graph derives from D
-    """
-
-    name: str
-    dtype: str
-    size: int
-    axes: tuple[str, ...]
-    blocks: int = 0
-
-    @classmethod
-    def of(cls, described: Mapping[str, Any]) -> Tensor:
-        """From its description."""
-        axes, shape = tuple(described["axes"]), described["shape"]
-        blocks = next((n for axis, n in zip(axes, shape) if axis not in WIDE), 0)
-        return cls(described["name"], described["dtype"], described["element_bytes"], axes, blocks)
-
-    @property
-    def wide(self) -> bool:
-        """True for [M, D]."""
-        return self.axes == WIDE
-
-    def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
-        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
-        lengths = {"M": rows if isinstance(rows, tuple) else (rows,), "D": (d,)}
-        return tuple(n for axis in self.axes for n in lengths.get(axis, (self.blocks,)))
-
+NO_BITS: Mapping[str, int] = MappingProxyType({})
 
 # Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
 Distance = Union[int, tuple[int, int]]
@@ -162,7 +128,7 @@ class Loaded:
         workspace: int,
         stream: int,
         inner: int = 1,
-        values: Mapping[str, int] = NO_VALUES,
+        values: Mapping[str, int] = NO_BITS,
     ) -> None:
         """Bind and launch once; pointers by tensor name, and the bits of the numbers that are passed by value."""
         bound = self.bind(rows, strides, inner)

@@ -27,24 +27,6 @@ if TYPE_CHECKING:
 FILE_NAME = "manifest.json"
 LARGEST = 2**26  # bytes of a manifest, and of a file it lists; a thousand kernel sets take 5 MB
 
-DISPATCH_RULES = {
-    "dispatch": (
-        "of a spec's images, in their order, the first that the device runs: a cubin of sm_XY runs on devices of "
-        "capability X.Z with Z >= Y, with suffix a on X.Y alone; PTX of sm_XY runs on X.Y and newer, with suffix f on "
-        "X.Z with Z >= Y, with suffix a on X.Y alone. Sources are for a compiler. The driver supports at least the "
-        "CUDA version in 'driver' of the file, 13000 for 13.0"
-    ),
-    "classes": (
-        "of an image's classes, in their order, the first with rows * row_bytes <= most_bytes * multiprocessors of the "
-        "device, else the last"
-    ),
-    "otherwise": (
-        "where a class has 'otherwise', it is taken on a device that cannot launch the kernel set: a block has less "
-        "shared memory than the kernels use (static and dynamic), clusters are smaller, or the blocks of a cooperative "
-        "kernel cannot run at the same time"
-    ),
-}
-
 
 # ---- the text of a manifest ----
 
@@ -123,7 +105,7 @@ CLUSTER_CAPABILITY, SMALL_CLUSTER_CAPABILITY = 90, 120  # the first with cluster
 
 
 def runs(arch: str, kind: str, capability: tuple[int, int]) -> bool:
-    """True if a device of that compute capability runs code for ``arch``, by the rule 'dispatch'."""
+    """True if a device of that compute capability runs code for ``arch``, as ``lngen help manifest`` says."""
     number, suffix = re.fullmatch(r"sm_(\d+)([af]?)", arch).groups()  # type: ignore[union-attr]
     own, here = divmod(int(number), 10), capability
     if kind == "source":
@@ -141,7 +123,7 @@ def image_for(images: Sequence[Described], capability: tuple[int, int]) -> Descr
 
 
 def class_for(classes: Sequence[Described], rows: int, row_bytes: int, multiprocessors: int) -> Described:
-    """The class of that many rows on a device, by the rule 'classes'."""
+    """The class of that many rows on a device."""
     return next((c for c in classes if rows * row_bytes <= c["most_bytes"] * multiprocessors), classes[-1])
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from ..errors import ArrayError, LngenError, short
 from .array_call import ArrayCall
-from .array_rules import given_eps
-from .kernels import NO_VALUES, Described, Loaded, Tensor
-from .shape import RULES
+from .array_norm import ArrayNorm, Gradients
+from .kernels import Described, Loaded
+from .signature import Signature
 
 
 class KernelSource(Protocol):
@@ -34,15 +33,7 @@ class PackCall(ArrayCall):
 
     def __init__(self, pack: KernelSource, text: str) -> None:
         self._pack, self.described = pack, pack.described(text)
-        spec, tensors = self.described["spec"], self.described["tensors"]
-        inputs = [Tensor.of(t) for t in tensors if t["role"] == "input"]
-        outputs = [Tensor.of(t) for t in tensors if t["role"] == "output"]
-        added = {t["name"]: t["added_to"] for t in tensors if t["added_to"]}
-        places = range(len(inputs))
-        leader = max(places, key=lambda n: ("M" in inputs[n].axes, inputs[n].wide, -n))
-        super().__init__(text, inputs, outputs, spec["d"], spec["strides"], leader, added)
-        values = (a for k in self.described["kernels"] for a in k["arguments"] if a["kind"] == "value")
-        self.by_value = {a["number"]: a for a in values}
+        super().__init__(Signature.of(self.described))
 
     def loaded(self, device: int, vec: int | None, rows: int) -> Loaded:
         """The kernels of the pack; LngenError if arrays do not suit them."""
@@ -62,54 +53,26 @@ class PackCall(ArrayCall):
         """A pack has no other kernels."""
         return ""
 
-    def values(self, eps: object) -> Mapping[str, int]:
-        """The bits of the numbers that follow from eps, by name; ArrayError if eps is missing, or not wanted."""
-        if not self.by_value:
-            if eps is None:
-                return NO_VALUES
-            raise ArrayError(f"'{self.text}' has eps={self.described['spec']['eps']} built in, got eps= in a call.")
-        number = given_eps(self.text, eps)
-        return {name: _bits(RULES[a["rule"]](number), a["dtype"]) for name, a in self.by_value.items()}
 
-
-def _bits(value: float, dtype: str) -> int:
-    """The bits of a number, rounded once to a dtype; a number beyond it is infinite."""
-    if dtype == "f64":
-        return int(struct.unpack("<q", struct.pack("<d", value))[0])
-    try:
-        return int(struct.unpack("<i", struct.pack("<f", value))[0])
-    except OverflowError:
-        return 0x7F800000 if value > 0 else -0x800000
-
-
-class PackSaved:
-    """What backward needs of a forward run, by name."""
-
-    def __init__(
-        self, spec: str, arrays: dict[str, Any], eps: float | None = None, overwritten: tuple[str, ...] = ()
-    ) -> None:
-        self.spec, self.arrays, self.eps, self.overwritten = spec, arrays, eps, overwritten
-
-    def __getitem__(self, name: str) -> Any:
-        """The array of that name; ArrayError if there is none, or if it was overwritten."""
-        if name not in self.arrays:
-            raise ArrayError(f"forward saved {', '.join(self.arrays)}, and no '{name}'.")
-        if name in self.overwritten:
-            raise ArrayError(f"'{name}' is needed, but a result was written over it; pass another array to out=.")
-        return self.arrays[name]
-
-
-class PackNorm:
+class PackNorm(ArrayNorm[PackCall]):
     """A forward of a pack, and its backward if the pack has one.
 
     spec     of forward; ``backward_spec``: of backward, None if the pack has none
     """
 
     def __init__(self, pack: KernelSource, forward: str, backward: str | None) -> None:
-        self.spec, self.backward_spec = forward, backward
-        self._pack, self._forward = pack, PackCall(pack, forward)
-        self._backward = PackCall(pack, backward) if backward else None
-        self._outputs = len(self._forward.described["spec"]["outputs"])
+        self.spec, self.backward_spec, self._pack = forward, backward, pack
+        self._set_up(PackCall(pack, forward))
+        if backward:
+            call = PackCall(pack, backward)
+            self._cotangents = call.signature.cotangents
+            self._gradients = Gradients(backward, call.signature.returned, tuple(call.added))
+            self._backwards[self._cotangents] = call
+        else:
+            self._no_backward = (
+                f"the pack '{pack.folder}' has no backward of {forward}; build it: lngen build "
+                f"{forward.replace('.fwd:', '.bwd:')} --out DIR."
+            )
 
     def __repr__(self) -> str:
         """The specs and the pack's folder."""
@@ -125,91 +88,12 @@ class PackNorm:
             self._pack.prepare(device, rows, (spec,))
         return self
 
-    def forward(self, *inputs: Any, out: Any = None, eps: float | None = None, **named: Any) -> tuple[Any, PackSaved]:
-        """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
-
-        Arrays of one GPU (torch, CuPy, anything with __cuda_array_interface__ or DLPack) with the dtypes, shapes and
-        alignments of the pack's manifest. ``out``: y, or the tuple of all results, to be written. ``eps``: for specs
-        with eps=run, and for these alone. Launches on the library's current stream and does not wait.
-        """
-        call = self._forward
-        arrays = inputs if len(inputs) == len(call.inputs) and not named else call.arrange(inputs, named)
-        results, taken = call(arrays, out, call.values(eps))
-        names = [t.name for t in call.tensors]
-        saved = PackSaved(self.spec, dict(zip(names, (*arrays, *results))), eps, taken)
-        return (results[0] if self._outputs == 1 else results[: self._outputs]), saved
-
-    def backward(self, dy: Any, saved: PackSaved, *, out: Any = None) -> tuple[Any, ...]:
-        """Gradients in the order of the inputs: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
-
-        ``dy``: a cotangent of y, or a tuple of them for several outputs. ``out``: arrays to write, one for each
-        gradient; gradients with accumulate are added to theirs.
-        """
-        call = self._backward
-        if call is None:
-            raise LngenError(
-                f"the pack '{self._pack.folder}' has no backward of {self.spec}; build it: lngen build "
-                f"{self.spec.replace('.fwd:', '.bwd:')} --out DIR."
-            )
-        if not isinstance(saved, PackSaved) or saved.spec != self.spec:
-            got = saved.spec if isinstance(saved, PackSaved) else type(saved).__name__
-            raise ArrayError(f"saved is expected to be what forward of '{self.spec}' returned beside y, got {got}.")
-        spec = call.described["spec"]
-        cotangents = [f"d{name}" for name in spec["of"]]
-        given = dy if isinstance(dy, (tuple, list)) else (dy,)
-        if len(given) != len(cotangents) or any(a is None for a in given):
-            raise ArrayError(
-                f"'{call.text}' takes {len(cotangents)} cotangents ({', '.join(cotangents)}), got {len(given)}."
-            )
-        known = dict(zip(cotangents, given))
-        known.update(_targets(call, out))
-        arrays = [known[t.name] if t.name in known else saved[t.name] for t in call.inputs]
-        stored, taken = call(arrays, _stored(call, out), call.values(saved.eps if call.by_value else None))
-        saved.overwritten += tuple(n for n in taken if n in saved.arrays)
-        found = {t.name: a for t, a in zip(call.outputs, stored)}
-        same = call.described["same_tensor"]
-        return tuple([found[same.get(name, name)] for name in _gradients(call)])
-
-
-def _gradients(call: PackCall) -> list[str]:
-    """The names of the gradients that a backward returns."""
-    return [f"d{name}" for name in call.described["spec"]["wrt"]]
-
-
-def _given(call: PackCall, out: Any) -> dict[str, Any]:
-    """The arrays for the gradients, by name."""
-    names = _gradients(call)
-    given = (None,) * len(names) if out is None else out if isinstance(out, (tuple, list)) else (out,)
-    given = (*given, *((None,) * (len(names) - 1))) if len(given) == 1 else given
-    if len(given) != len(names):
-        raise ArrayError(f"out= is expected to be one array or {len(names)} ({', '.join(names)}), got {len(given)}.")
-    return dict(zip(names, given))
-
-
-def _targets(call: PackCall, out: Any) -> dict[str, Any]:
-    """The arrays that gradients are added to, by the name of the input; ArrayError if one is missing."""
-    given = _given(call, out) if call.added else {}
-    for name in call.added:
-        if given[name] is None:
-            raise ArrayError(
-                f"'{call.text}' adds '{name}' to an array, which is missing; pass it in out=, with one entry each for "
-                f"{', '.join(given)}."
-            )
-    return {target: given[name] for name, target in call.added.items()}
-
-
-def _stored(call: PackCall, out: Any) -> tuple[Any, ...] | None:
-    """The arrays for what the kernels store: equal gradients are stored once."""
-    if out is None:
-        return None
-    given, same = _given(call, out), call.described["same_tensor"]
-    for name, first in same.items():
-        if given[name] is not None and given[name] is not given[first]:
-            raise ArrayError(
-                f"'{name}' is the same value as '{first}' and is stored once; pass None for '{name}' in out=, or the "
-                f"array of '{first}'."
-            )
-    return tuple([given[t.name] for t in call.outputs])
+    def _backward_of(self, cotangents: tuple[str, ...]) -> PackCall:
+        """ArrayError: a pack has the backward for all cotangents."""
+        raise ArrayError(
+            f"'{self.backward_spec}' of the pack takes {', '.join(self._cotangents)}, got {', '.join(cotangents)} "
+            "alone; pass zeros for the others, or build a pack of the spec with of=."
+        )
 
 
 # ---- which norm ----

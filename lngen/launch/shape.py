@@ -11,12 +11,10 @@ from typing import Any
 
 from ..dtypes import READ
 from ..files import shown
+from .signature import LENGTH, RULES, WIDE
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
-
-# What a kernel gets by value, by the text of its rule, in f64.
-RULES = {"eps": lambda eps: eps, "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126)}
 
 
 class Each:
@@ -33,7 +31,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE, _COUNT, _BYTES = range(2**62), range(1, 2**62), range(2**31)
 _SOME, _TEXT, _TEXTS = (_COUNT, type(None)), (str, type(None)), ([str], type(None))
 _DTYPES = {t.value: t.size for t in READ}
-_AXES: tuple[list[str], ...] = (["M", "D"], ["M"], ["D"], [])  # of a tensor
 _KINDS = {"input", "output", "workspace", "rows", "inner", "stride", "outer_stride", "value"}
 _EXTENT = {"fixed": (range(1, 2**31), type(None)), "per": _SOME, "limit": _SOME, "times": _COUNT, "least": _WHOLE}
 _KERNEL = {
@@ -63,10 +60,15 @@ _TENSOR = {
     "role": {"input", "output"},
     "dtype": {*_DTYPES},
     "element_bytes": {*_DTYPES.values()},
-    "axes": [{"M", "D"}],
+    "axes": [_NAME],
+    "shape": [LENGTH],
+    "strides": [({"stride", "outer_stride"}, LENGTH)],
     "alignment": _COUNT,
     "added_to": _TEXT,
 }
+_NUMBER = {"name": str, "dtype": {"f32", "f64"}, "of": {"eps"}, "rule": {*RULES}}
+_EPS = (float, {"run"}, type(None))
+_CALL = {"leader": str, "returned": [str], "cotangents": [str], "eps": _EPS, "numbers": [_NUMBER]}
 _BUFFER = {"name": str, "element_bytes": {4, 8}, "fixed": _WHOLE, "per_row": _WHOLE, "zeroed": bool}
 _FILE = {"kind": str, "bytes": _WHOLE, "sha256": _SHA256, "nvrtc": _TEXT, "driver": _SOME}
 _FATBIN = {"arches": [ARCH], "ptx_arches": [ARCH]}  # of the machine code, and of the PTX in it
@@ -76,6 +78,7 @@ _KERNEL_SET = {
     "schedule": {"text": str, "form": str, "vec": _COUNT},
     "tensors": [_TENSOR],
     "same_tensor": Each(str),
+    "call": _CALL,
     "in_place": {"reads_again": bool},
     "programmatic_stream_serialization": {"minimum_arch": re.compile(r"sm_\d{2,3}", re.ASCII)},
     "kernels": [_KERNEL],
@@ -154,7 +157,7 @@ def check_set(entry: Any, name: str) -> None:
 
 def _contradiction(entry: Mapping[str, Any]) -> str:
     """Which parts of a kernel set, each of its shape, contradict each other; empty if none do."""
-    spec, tensors, kernels, same = entry["spec"], entry["tensors"], entry["kernels"], entry["same_tensor"]
+    spec, tensors, kernels, same, call = (entry[k] for k in ("spec", "tensors", "kernels", "same_tensor", "call"))
     names = [t["name"] for t in tensors]
     inputs, outputs = ([t["name"] for t in tensors if t["role"] == role] for role in ("input", "output"))
     buffers = [b["name"] for b in entry["workspace"]["buffers"]]
@@ -163,11 +166,11 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
     if names != inputs + outputs or len({*names, *buffers}) < len(names + buffers):
         return "has tensors in another order, or two of one name"
     for t in tensors:
-        if t["axes"] not in _AXES or t["element_bytes"] != _DTYPES[t["dtype"]]:
+        if not _is_array(t) or t["element_bytes"] != _DTYPES[t["dtype"]]:
             return f"has {shown(t['name'])} with axes or an element size that there are not"
         if t["added_to"] is not None and (t["role"] == "input" or t["added_to"] not in inputs):
             return f"adds {shown(t['name'])} to what is no input"
-    rows = [t["name"] for t in tensors if t["axes"] == _AXES[0]]
+    rows = [t["name"] for t in tensors if t["axes"] == ["M", "D"]]
     of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows}
     for a in (a for kernel in kernels for a in kernel["arguments"]):
         if a["tensor"] not in of_kind[a["kind"]] if a["kind"] in of_kind else a["tensor"] is not None:
@@ -177,10 +180,22 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
     if any((e["fixed"] is None) == (e["per"] is None) for k in kernels for e in k["grid"].values()):
         return "has a grid whose blocks are neither fixed nor for so many rows"
     if spec["direction"] == "fwd":
-        right = spec["outputs"] == outputs[: len(spec["outputs"])] != []
+        right = spec["outputs"] == outputs[: len(spec["outputs"])] == call["returned"] != []
     elif right := spec["wrt"] is not None and spec["of"] is not None:
-        right = sorted([*outputs, *same]) == sorted(f"d{name}" for name in spec["wrt"])
-    return "" if right and {*same.values()} <= {*outputs} else "has other outputs than its spec"
+        right = sorted([*outputs, *same]) == sorted(call["returned"]) == sorted(f"d{name}" for name in spec["wrt"])
+    if not right or not {*same.values()} <= {*outputs}:
+        return "has other outputs than its spec"
+    named = {a["number"] for kernel in kernels for a in kernel["arguments"] if a["kind"] == "value"}
+    if not {call["leader"], *call["cotangents"]} <= {*inputs} or not named <= {n["name"] for n in call["numbers"]}:
+        return "has a call of what there is not"
+    return ""
+
+
+def _is_array(t: Mapping[str, Any]) -> bool:
+    """True for axes that a tensor can have: rows, then features or what is derived from them, each with its length."""
+    axes, bases, steps = t["axes"], WIDE, len(t["strides"]) - (t["strides"][:1] == ["outer_stride"])
+    known = [axis == size if axis in bases else size not in bases for axis, size in zip(axes, t["shape"])]
+    return all(known) and len(axes) == len(t["shape"]) == steps < 3 and "M" not in axes[1:]
 
 
 def _check_file(name: str, allowed: object) -> None:

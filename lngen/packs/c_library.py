@@ -349,10 +349,10 @@ class _Library:
 
     def _demand(self, tensor: Facts, entry: Facts, tensors: Sequence[str]) -> str:
         may = entry["in_place"]["outputs"].get(tensor["name"], [])
-        contiguous = tensor["layout"].startswith("contiguous:")
+        contiguous = tensor["strides"][:1] == ["D"]
         alignment = tensor["alignment"] if "D" in tensor["axes"] else tensor["element_bytes"]
         bits = sum(1 << tensors.index(name) for name in may)
-        return _row(alignment, tensor.get("row_stride_multiple", 1), contiguous, f"{bits}u")
+        return _row(alignment, tensor.get("stride_multiple", 1), contiguous, f"{bits}u")
 
     def _kernel(self, kernel: Facts, tensors: Sequence[str], buffers: Sequence[str]) -> str:
         rows = []

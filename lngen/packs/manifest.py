@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lngen.compiler.contract import RULES
 from lngen.compiler.devices import device_for, oldest_first
 from lngen.compiler.lower import Plan, requested_shared
 from lngen.compiler.toolchain import Resources
 from lngen.errors import LngenError
 from lngen.files import exclusive, parse_json, read_inside, reason, sha256, write_in_order
-from lngen.launch.pack import DISPATCH_RULES, END, FILE_NAME, INDENT, LARGEST, NO_SETS, SETS, Document, content, head
+from lngen.launch.pack import END, FILE_NAME, INDENT, LARGEST, NO_SETS, SETS, Document, content, head
 from lngen.launch.shape import SCHEMA_VERSION
 from lngen.version import __version__
 
@@ -39,7 +38,6 @@ class Manifest:
         """The bytes of manifest.json, sorted by name."""
         top = {
             "lngen_version": __version__,
-            "rules": {**RULES, **DISPATCH_RULES},
             "specs": {text: self.specs[text] for text in sorted(self.specs)},
             "other_files": {name: self.others[name] for name in sorted(self.others)},
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -14,9 +15,8 @@ from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, LngenError
 from lngen.launch.array_rules import leading
 from lngen.launch.arrays import torch_dtypes
-from lngen.launch.kernels import Tensor
-from lngen.launch.runtime.direction import Call, call_of
-from lngen.launch.runtime.saved import Gradients
+from lngen.launch.runtime.direction import Call
+from lngen.launch.signature import Tensor
 
 TO_TORCH = torch_dtypes()
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
@@ -78,12 +78,12 @@ def text_of(spec: Spec) -> str:
 def side(text: str) -> Side:
     """The kernels of a spec; LngenError if it is none."""
     spec = SPECS.get(text) or parse_spec(text)
-    call = call_of(spec, "")
-    stored = [t.name for t in call.outputs]
+    call = Call(spec, "")
+    signature, stored = call.signature, [t.name for t in call.outputs]
     returns = tuple(range(len(stored)))
     if spec.direction == "bwd":
-        returns = tuple(stored.index(call.graph.shared.get(n, n)) for n in Gradients(spec).names)
-    return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.graph.by_value), returns)
+        returns = tuple(stored.index(signature.same.get(name, name)) for name in signature.returned)
+    return Side(spec, call, tuple(t.name for t in call.inputs), bool(signature.numbers), returns)
 
 
 def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -93,9 +93,8 @@ def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         lead = leading(call.inputs[call.leader], tensors[call.leader].shape, d)
     except ArrayError as error:
         raise TorchError(str(error)) from error
-    shapes = {("M", "D"): (*lead, d), ("M",): lead, ("D",): (d,), (): ()}
     for value, tensor in zip(call.inputs, tensors, strict=True):
-        if tensor.shape != (expected := shapes[value.axes]):
+        if tensor.shape != (expected := value.shape(lead, d)):
             raise TorchError(
                 f"'{value.name}' is expected to have shape {list(expected)}, got {list(tensor.shape)}; leading "
                 f"dimensions are those of '{call.inputs[call.leader].name}'."
@@ -111,14 +110,14 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
     d, lead = one.spec.d, leading_of(one, tensors)
     flat: list[Any] = []
     for tensor, value in zip(tensors, one.call.inputs, strict=True):
-        tensor = tensor.detach().reshape((-1, d) if value.wide else (-1,) * len(value.axes))
+        tensor = tensor.detach().reshape(value.shape(math.prod(lead), d))
         flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
     written = [t.detach() for t in out]
     if flat[0].device.type == "cpu":
         one.call.compilation.warn()
         flat, written = [_to_numpy(t) for t in flat], [_to_numpy(t) for t in written]
-    given = one.call.arrange(flat, {"eps": eps} if one.takes_eps else {})
-    results, _ = one.call(given, tuple(written) or None)
+    values = one.call.values(eps if one.takes_eps else None)
+    results, _ = one.call(one.call.arrange(flat, {}), tuple(written) or None, values)
     return [_to_torch(r, v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
 
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from lngen.compiler.ir import bits_of, values_of
 from lngen.launch.array_call import WIDEST
 from lngen.launch.arrays import library_of
 from lngen.torch.bridge import PLAIN, TO_TORCH, Side, leading_of, side, text_of
@@ -92,7 +91,7 @@ class Kernels:
         if out:
             *layouts, outs[0] = layouts
         self.recipe = one.call.recipe(self.library, layouts, outs)
-        self.values = {name: bits_of(number) for name, number in values_of(one.call.graph, eps).items()}
+        self.values = one.call.values(eps if one.takes_eps else None).bits
         loaded = one.call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
         self.bound = loaded.bind(self.recipe.rows, self.recipe.strides, self.recipe.inner)
         self.bound.give(self.values)

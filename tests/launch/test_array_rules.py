@@ -16,8 +16,8 @@ from lngen.compiler.ir import D, M
 from lngen.errors import ArrayError
 from lngen.launch.array_rules import Span, meet, near, replaced, row_stride
 from lngen.launch.arrays import Layout
-from lngen.launch.kernels import WIDE, Tensor
 from lngen.launch.runtime import Norm
+from lngen.launch.signature import WIDE, Tensor
 
 # ---- layouts, as a GPU array would have them ----
 

@@ -7,6 +7,7 @@ import pytest
 
 import lngen
 from lngen.compiler.compile import Compilation
+from lngen.launch.array_norm import Saved
 from lngen.launch.runtime.norm import Norm
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -47,7 +48,7 @@ def test_a_plan_and_a_graph_are_a_line_and_their_html_is_their_text(norm: Norm) 
 
 def test_what_was_saved_is_shown_without_numbers(norm: Norm) -> None:
     saved = norm.forward(np.full((3, 64), 1234.5, np.float32), np.ones(64, np.float32))[1]
-    html = replace(saved, names=(HOSTILE, *saved.names[1:]), overwritten=("x",))._repr_html_()
+    html = Saved(saved.spec, (HOSTILE, *saved.names[1:]), saved.arrays, overwritten=("x",))._repr_html_()
     assert html.splitlines()[1:] == [
         "  &lt;img src=x onerror=alert(1)&gt; float32[3, 64]", "  gamma float32[64]", "  y float32[3, 64]",
         "  rstd float32[3]", "  1804 bytes on cpu", "  overwritten: x</pre>",

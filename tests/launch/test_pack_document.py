@@ -49,11 +49,11 @@ def test_a_kernel_set_is_parsed_when_it_is_asked_for(folder: Path, monkeypatch: 
 def test_text_in_a_manifest_is_no_structure(folder: Path) -> None:
     """What kernel sets begin with, in a string of another place; the same with a real line break is no JSON."""
     data: Any = json.loads((folder / FILE_NAME).read_bytes())
-    data["rules"]["launch"] += ',\n "kernel_sets": [\n  {\n   "name": "b"'
+    data["lngen_version"] += ',\n "kernel_sets": [\n  {\n   "name": "b"'
     raw = written(data)
     assert [*Document(raw).top["texts"]] == [*SETS]
     with pytest.raises(ValueError, match=r"control character|Expecting|Unterminated"):
-        Document(sealed(raw.replace(b'"launch": "', b'"launch": ",\n "kernel_sets": [', 1)))
+        Document(sealed(raw.replace(b'"lngen_version": "', b'"lngen_version": ",\n "kernel_sets": [', 1)))
 
 
 def test_a_dispatch_to_a_kernel_set_of_another_spec_is_refused_when_it_is_used(folder: Path) -> None:

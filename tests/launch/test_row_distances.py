@@ -16,8 +16,8 @@ import lngen.launch.runtime as runtime
 from fake_gpu import FakeArray, FakeGpu
 from lngen.errors import ArrayError
 from lngen.launch.array_rules import fits, two_distances
-from lngen.launch.kernels import WIDE, Tensor
 from lngen.launch.runtime import Norm
+from lngen.launch.signature import WIDE, Tensor
 
 TOKENS, HEADS, WIDTH = 5, 4, 64
 PACKED = (3 * HEADS * WIDTH, WIDTH, 1)

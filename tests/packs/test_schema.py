@@ -133,7 +133,7 @@ ARGUMENTS = [
 
 
 def test_an_argument_of_each_kind(rich: Any) -> None:
-    document = changed(rich, ("kernel_sets", 0, "tensors", 0, "outer_stride_multiple"), 8)
+    document = changed(rich, ("kernel_sets", 0, "tensors", 0, "stride_multiple"), 8)
     for argument, allowed in ARGUMENTS:
         given = changed(document, ("kernel_sets", 0, "kernels", 0, "arguments", 0), argument)
         assert VALIDATOR.is_valid(given) == allowed, argument

@@ -52,7 +52,7 @@ class Layout:
 
     def starts(self, tensor: Described, rows: int, d: int) -> tuple[Array, dict[str, int]]:
         """Where rows begin, in elements, and the fields of the structure that say so."""
-        name, step = tensor["name"], tensor["row_stride_multiple"]
+        name, step = tensor["name"], tensor["stride_multiple"]
         stride, r = d + self.gap * step, np.arange(rows)
         if not self.inner:
             return r * stride, {f"{name}_stride": stride if self.gap else 0}

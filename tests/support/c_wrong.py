@@ -17,7 +17,7 @@ def wrong(fields: Mapping[str, Any], kernels: Described) -> Iterator[Wrong]:
     """Changes of good arguments, one field each."""
     d = kernels["spec"]["d"]
     for t in kernels["tensors"]:
-        name, step = t["name"], t.get("row_stride_multiple", 0)
+        name, step = t["name"], t.get("stride_multiple", 0)
         yield from [(name, None, "NULL_POINTER"), (name, fields[name] + 1, "MISALIGNED")]
         if step:
             strides = [*ENORMOUS, *[d + 1] * (step > 1), *[d - step, 1 - d] * (t["role"] == "output")]

@@ -106,7 +106,7 @@ def edit(folder: Path, change: Callable[[Any], object]) -> None:
 
 # Objects whose keys are names, and keys that need not be there.
 NAMED = ("specs", "resources", "resources.*", "files", "other_files", "texts", "outputs", "options", "same_tensor")
-OPTIONAL = ("row_stride_multiple",)
+OPTIONAL = ("stride_multiple",)
 WRONG: tuple[Any, ...] = (None, True, -1, 1.5, "", [])
 
 Place = tuple[str | int, ...]

@@ -2,7 +2,8 @@
 
 from ...dtypes import FLOATS
 from ...errors import LngenError, short
+from ..array_norm import Saved
 from ..pack import Pack, load
-from ..pack_norms import PackNorm, PackSaved
+from ..pack_norms import PackNorm
 
-__all__ = ["FLOATS", "LngenError", "Pack", "PackNorm", "PackSaved", "load", "short"]
+__all__ = ["FLOATS", "LngenError", "Pack", "PackNorm", "Saved", "load", "short"]

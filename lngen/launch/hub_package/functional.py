@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 from torch.autograd.function import once_differentiable
 
-from ._lngen import FLOATS, LngenError, Pack, PackNorm, PackSaved, load, short
+from ._lngen import FLOATS, LngenError, Pack, PackNorm, Saved, load, short
 
 # The order of roundings of an RMSNorm, the preferred one first; with f32 inputs they are the same.
 ONCE = ("once", "llama")  # y is rounded once, as in torch.nn.RMSNorm
@@ -106,7 +106,7 @@ class _Normalised(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[Optional[torch.Tensor], ...]:
         found: Chosen = ctx.found
-        saved = PackSaved(found.norm.spec, dict(zip(found.reads, ctx.saved_tensors)), found.eps)
+        saved = Saved(found.norm.spec, found.reads, ctx.saved_tensors, found.eps)
         gradients = dict(zip(found.wrt, found.norm.backward(_suited(dy), saved)))
         wanted = zip(found.inputs, ctx.needs_input_grad[1:])
         return (None, *[gradients[name] if needed else None for name, needed in wanted])

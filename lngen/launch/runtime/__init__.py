@@ -1,6 +1,6 @@
 """Running kernels: CuPy, torch and other GPU arrays; NumPy arrays run the interpreter."""
 
+from lngen.launch.array_norm import Saved
 from lngen.launch.runtime.norm import Norm, compile
-from lngen.launch.runtime.saved import Saved
 
 __all__ = ["Norm", "Saved", "compile"]

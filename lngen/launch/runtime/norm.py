@@ -16,17 +16,19 @@ import numpy as np
 from lngen.compiler.compile import Compilation, KernelSet
 from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder, definition_from, is_source
-from lngen.compiler.ir import ByValue, DType, Graph, bits_of, preformatted
+from lngen.compiler.ir import DType, Graph, preformatted, values_of
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import BACKWARD_KEYS, Spec, make_spec
-from lngen.errors import ArrayError, LngenError, SpecError, one_of, short
+from lngen.errors import LngenError, SpecError, one_of, short
 from lngen.files import shown
+from lngen.launch.array_norm import ArrayNorm, Gradients
 from lngen.launch.arrays import library_of
 from lngen.launch.driver import capture_of
-from lngen.launch.runtime.direction import Call, call_of
+from lngen.launch.runtime.direction import Call
 from lngen.launch.runtime.lock_file import Lock, read_lock
 from lngen.launch.runtime.numpy_arrays import host_copy
-from lngen.launch.runtime.saved import Gradients, Rebuilt, Saved
+from lngen.launch.runtime.rebuilt import Rebuilt
+from lngen.launch.signature import Values
 
 
 def compile(
@@ -133,7 +135,7 @@ def _checked(direction: str) -> str:
     return direction
 
 
-class Norm:
+class Norm(ArrayNorm[Call]):
     """A forward and a backward kernel set for one spec. It can be copied and pickled, whatever describes its graph.
 
     The backward is derived when it is first asked for, or at once if forward saves a result from which it rebuilds x.
@@ -153,14 +155,15 @@ class Norm:
             if key not in ("fwd", "bwd"):
                 raise SpecError(f"schedule= takes the directions fwd and bwd, got '{short(key)}'.")
         self._made_from = forward, backward, dict(schedules), lock, overlap, kernels
-        self._forward = self._call_of(forward)
-        self._primary = len(forward.definition.outputs(forward.options))
+        self._set_up(self._call_of(forward))
         self._backward_spec = backward
         self._cotangents = tuple(f"d{name}" for name in backward.differentiated)
-        self._gradients = Gradients(backward)
-        self._rebuilt = Rebuilt.of(backward) if backward.definition.demanded(backward.options) else None
+        returned, added = ([f"d{n}" for n in names] for names in (backward.differentiates, backward.accumulate))
+        self._gradients = Gradients(str(backward), tuple(returned), tuple(added))
+        rebuilt = Rebuilt.of(backward) if backward.definition.demanded(backward.options) else None
+        if rebuilt is not None:
+            self._before = partial(self._check_weights, rebuilt)
         self._checked: set[tuple[int, ...]] = set()  # addresses of weights on a GPU
-        self._backwards: dict[tuple[str, ...], Call] = {}  # by their cotangents, as far as they were asked for
         self._making = threading.Lock()
 
     def __repr__(self) -> str:
@@ -217,47 +220,16 @@ class Norm:
         backward.warm(device, rows)
         return self
 
-    def forward(self, *inputs: Any, out: Any = None, **named: Any) -> tuple[Any, Saved]:
-        """Results and what backward needs: ``y, saved = norm.forward(x, gamma, beta)``.
-
-        x        [..., D] of the spec's dtype: CuPy, torch, anything with __cuda_array_interface__ or DLPack on
-                 one GPU, or NumPy arrays, which run the interpreter; rows are contiguous, with one stride on a GPU,
-                 or with strides=2 with an outer and an inner one: ``qkv.view(T, 3, H, D)[:, 0]``
-        gamma    [D] of the weight dtype; beta alike
-        eps      of a norm that was compiled with ``eps="run"``, there alone, and by this name: any finite number
-        out      y, or the tuple of all results (y, mean, rstd), to be written; None for a new array. An array in
-                 ``out`` shares no memory with another array of the call, with one exception: y may be exactly x, with
-                 the same address, strides and element size. Then ``saved`` lacks x, and a backward that needs x
-                 refuses. Some kernels of form=multipass refuse it as well, because they read x again after they have
-                 stored a result: those with several [M, D] results.
-
-        Launches on the library's current stream and does not wait. ArrayError for a wrong array, and for an eps that is
-        missing or not wanted. Another eps compiles nothing. With ``save=y`` it
-        refuses weights so small that x cannot be rebuilt from y. It checks NumPy arrays in every call. On a GPU it
-        checks once for each set of addresses of the weights: that call waits for the GPU. While a CUDA graph is
-        captured it does not check.
-        """
-        call = self._forward
-        arrays = inputs if len(inputs) == call.plain and not named else call.arrange(inputs, named)
-        if self._rebuilt is not None:
-            self._check_weights(self._rebuilt, arrays)
-        results, taken = call(arrays, out)
-        saved = Saved(call.spec, call.names, (*arrays, *results), taken)
-        if self._primary == 1:
-            return results[0], saved
-        return results[: self._primary], saved
-
-    def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any]) -> None:
+    def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any], values: Values) -> None:
         """ArrayError for weights with which backward cannot rebuild its row; see ``forward``."""
-        listed = list(zip(self._forward.takes, arrays, strict=True))
-        given = [(v, a) for v, a in listed if v in rebuilt.weights]
-        numbers = {v.name: a for v, a in listed if isinstance(v, ByValue)}
+        given = [(v, a) for v, a in zip(self._forward.graph.tensors, arrays, strict=True) if v in rebuilt.weights]
+        numbers = {} if values.eps is None else values_of(self._forward.graph, values.eps)
         if all(isinstance(a, np.ndarray) for _, a in given):
             rebuilt.check({v.name: a for v, a in given}, numbers)
             return
         library = library_of(given[0][1], given[0][0].name)
         addresses, layouts = library.describe([library.view(a, written=False) for _, a in given])
-        key, device = (*addresses, *map(bits_of, numbers.values())), layouts[0][3]
+        key, device = (*addresses, *values.bits.values()), layouts[0][3]
         if key in self._checked or capture_of(library.stream(device)):
             return
         copies = {
@@ -266,62 +238,19 @@ class Norm:
         rebuilt.check(copies, numbers)
         self._checked.add(key)
 
-    def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
-        """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
-
-        dy     of the shape and dtype of y. A graph of several outputs takes a tuple, with a cotangent for each output
-               that is differentiated (the spec's ``of``) in the graph's order: ``norm.backward((dy, dh), saved)``.
-               None means zeros; the kernels without it are compiled at the first such call.
-        out    a tuple of arrays to write instead of new ones, as in forward. dx may be exactly dy or x, unless the
-               kernels read them again: those of form=multipass with column sums or several [M, D] results.
-               Gradients of the same value (those of x and of a residual of its dtype) are one array, returned twice;
-               ``out`` has None for the second. Gradients in the spec's ``accumulate`` are added to their arrays in
-               ``out``, which have to be there.
-
-        ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved. The first
-        call derives the backward: DerivativeError for a graph that has none, LowerError if no kernels compute it.
-        """
-        if not isinstance(saved, Saved):
-            raise ArrayError(f"saved is expected to be what forward returned beside y, got {type(saved).__name__}.")
-        if saved.spec is not self._forward.spec:
-            saved.check(self._forward.spec)
-        given = dy if isinstance(dy, tuple | list) else (dy,)
-        if len(given) != len(self._cotangents):
-            raise ArrayError(
-                f"'{self._backward_spec}' takes {len(self._cotangents)} cotangents ({', '.join(self._cotangents)}), "
-                f"None for one that is zero, got {len(given)}."
-            )
-        cotangents = {name: ct for name, ct in zip(self._cotangents, given, strict=True) if ct is not None}
-        call = self._backwards.get(tuple(cotangents)) or self._backward_of(tuple(cotangents))
-        if self._gradients.plain(call.graph):
-            arrays = [cotangents[v.name] if v.name in cotangents else saved[v.name] for v in call.takes]
-            results, taken = call(arrays, out)
-        else:
-            stored, targets = self._gradients.stored(call.graph, out)
-            known = cotangents | targets
-            arrays = [known[v.name] if v.name in known else saved[v.name] for v in call.takes]
-            results, taken = call(arrays, stored)
-            results = self._gradients.returned(call.graph, results)
-        saved.overwritten += tuple(n for n in taken if n in saved.names)
-        return results
-
     def _backward_of(self, cotangents: tuple[str, ...]) -> Call:
         """The backward for these cotangents alone; it is made once."""
-        if not cotangents:
-            raise ArrayError(
-                f"'{self._backward_spec}' takes at least one of {', '.join(self._cotangents)}, got None alone; all "
-                "gradients would be zero."
-            )
         with self._making:
-            if cotangents not in self._backwards:
-                of = tuple(name.removeprefix("d") for name in cotangents)
-                spec = self._backward_spec if cotangents == self._cotangents else replace(self._backward_spec, of=of)
-                self._backwards[cotangents] = self._call_of(spec)
-            return self._backwards[cotangents]
+            if cotangents in self._backwards:
+                return self._backwards[cotangents]
+            of = tuple(name.removeprefix("d") for name in cotangents)
+            spec = self._backward_spec if cotangents == self._cotangents else replace(self._backward_spec, of=of)
+            self._backwards[cotangents] = made = self._call_of(spec)
+            return made
 
     def _call_of(self, spec: Spec) -> Call:
         _, _, schedules, lock, overlap, kernels = self._made_from
-        made = call_of(spec, schedules.get(spec.direction, ""), lock, overlap)
+        made = Call(spec, schedules.get(spec.direction, ""), lock, overlap)
         if kernels:
             made.compilation.check()
         return made

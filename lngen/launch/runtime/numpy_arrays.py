@@ -11,14 +11,14 @@ import numpy as np
 
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import Graph, M, Value, bits_of
+from lngen.compiler.ir import Graph, M, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
-from lngen.compiler.passes import accumulated
 from lngen.errors import ArrayError
 from lngen.files import load_cupy
+from lngen.launch.array_call import ArrayCall
 from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
-from lngen.launch.kernels import Tensor
 from lngen.launch.runtime.launcher import Launcher, device_arch
+from lngen.launch.signature import Tensor
 
 NO_NUMBERS: Mapping[str, Array] = MappingProxyType({})
 
@@ -26,80 +26,63 @@ NO_NUMBERS: Mapping[str, Array] = MappingProxyType({})
 
 
 def run_on_host(
-    graph: Graph,
-    d: int,
-    leader: int,
-    arrays: Sequence[Any],
-    given: Sequence[Any],
-    numbers: Mapping[str, Array] = NO_NUMBERS,
+    call: ArrayCall, graph: Graph, arrays: Sequence[Any], given: Sequence[Any], eps: float | None
 ) -> tuple[tuple[Array, ...], tuple[str, ...]]:
     """Results of the interpreter, new where none is ``given``, and the names of the inputs that they overwrite.
 
-    Arrays are checked like those of a GPU, and nothing is written before all are checked. ``leader`` is the number of
-    the input that gives the rows; ``numbers`` are passed by value.
+    Arrays are checked like those of a GPU, and nothing is written before all are checked.
     """
-
-    values = (*graph.tensors, *graph.results)
-    tensors = [tensor_of(v, d) for v in values]
-    like = values[leader].name
-    numpy = [_as_numpy(v, a, like) for v, a in zip(values, (*arrays, *given), strict=True)]
-    first = numpy[leader]
+    tensors, d, count = call.tensors, call.d, len(call.inputs)
+    like = tensors[call.leader].name
+    numpy = [_as_numpy(t, a, like) for t, a in zip(tensors, (*arrays, *given), strict=True)]
+    first = numpy[call.leader]
     assert first is not None
-    rows = leading(tensors[leader], first.shape, d)
+    rows = leading(tensors[call.leader], first.shape, d)
     for tensor, array in zip(tensors, numpy, strict=True):
         if array is not None:
             check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
-    count = len(graph.tensors)
-    for value, array in zip(graph.results, numpy[count:], strict=True):
+    for tensor, array in zip(call.outputs, numpy[count:], strict=True):
         if array is not None:
-            _check_result(value, array)
-    added = {v.name: accumulated(v.name) for v in graph.results}
-    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=added)
+            _check_result(tensor, array)
+    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=call.added)
     flat = {
-        v.name: a.reshape(v.type.shape(math.prod(rows), d))
-        for v, a in zip(values, numpy[:count], strict=False)
+        t.name: a.reshape(t.shape(math.prod(rows), d))
+        for t, a in zip(tensors, numpy[:count], strict=False)
         if a is not None
     }
-    results = interpret(graph, {**flat, **numbers})
-    shaped = [results[v.name].reshape(v.type.shape(rows, d)) for v in graph.results]
+    results = interpret(graph, {**flat, **({} if eps is None else values_of(graph, eps))})
+    shaped = [results[t.name].reshape(t.shape(rows, d)) for t in call.outputs]
     for target, result in zip(given, shaped, strict=True):
         if target is not None:
             target[...] = result
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
 
 
-def tensor_of(value: Value, d: int) -> Tensor:
-    """A value of a graph as a tensor of a call."""
-    dtype, axes = value.type.dtype, value.type.axes
-    blocks = next((d // a.number for a in axes if isinstance(a.number, int) and a.number), 0)
-    return Tensor(value.name, str(dtype), dtype.size, tuple(map(str, axes)), blocks)
-
-
 def _placed(array: Array | None) -> Placed:
     return None if array is None else (array.ctypes.data, Span.of(array.shape, array.strides, array.itemsize))
 
 
-def _as_numpy(value: Value, array: Any, like: str) -> Array | None:
+def _as_numpy(tensor: Tensor, array: Any, like: str) -> Array | None:
     """A plain array on the same memory, also for a memmap; None stays None."""
     if isinstance(array, np.ma.MaskedArray):
-        raise ArrayError(f"'{value.name}' is a masked array, and its mask would be lost; pass array.filled().")
+        raise ArrayError(f"'{tensor.name}' is a masked array, and its mask would be lost; pass array.filled().")
     if array is not None and not isinstance(array, np.ndarray):
         raise ArrayError(
-            f"'{value.name}' is expected to be a NumPy array like '{like}', got "
+            f"'{tensor.name}' is expected to be a NumPy array like '{like}', got "
             f"{type(array).__module__}.{type(array).__name__}."
         )
     return None if array is None else np.asarray(array)
 
 
-def _check_result(value: Value, array: Array) -> None:
+def _check_result(tensor: Tensor, array: Array) -> None:
     """ArrayError if a NumPy array cannot be written to, element by element."""
     if not array.flags.writeable:
-        raise ArrayError(f"'{value.name}' is written to, but is read-only; pass an array that may be changed.")
+        raise ArrayError(f"'{tensor.name}' is written to, but is read-only; pass an array that may be changed.")
     reach = array.itemsize
     for stride, n in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
         if stride < reach and array.size:
             raise ArrayError(
-                f"'{value.name}' is written to, but its elements share memory or interleave: strides "
+                f"'{tensor.name}' is written to, but its elements share memory or interleave: strides "
                 f"{array.strides} in bytes for shape {array.shape}; pass a contiguous array."
             )
         reach += (n - 1) * stride

@@ -14,8 +14,8 @@ from lngen.compiler.ir import DType, Lengths, M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import parse_spec
 from lngen.errors import ArrayError
+from lngen.launch.array_norm import Saved
 from lngen.launch.runtime.norm import Norm
-from lngen.launch.runtime.saved import Saved
 from lngen.proof.check.inputs import draw
 from lngen.proof.check.oracles import layernorm_backward
 

@@ -10,7 +10,7 @@ import pytest
 
 from bits import spec_of
 from lngen.compiler.compile import Compilation, KernelSet
-from lngen.compiler.contract import RULES, described
+from lngen.compiler.contract import described
 from lngen.compiler.emit import emit
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import D, M, S, is_segment_sum
@@ -26,7 +26,6 @@ from lngen.config import data_dir
 from lngen.errors import LowerError
 from lngen.files import sha256
 from lngen.launch.kernels import blocks
-from lngen.launch.pack import DISPATCH_RULES
 from plans import PLANS, SHARED, best, gated, notes, own_spec, plan_of
 from schedules import multipass, registers
 from smooth_graphs import smooth_graph
@@ -240,10 +239,8 @@ def test_the_description_says_how_to_launch(text: str) -> None:
         for rows in (0, 1, 7, 1000, 10**6):
             assert [blocks(of_kernel["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
         assert (of_kernel["block"], of_kernel["launch_for_no_rows"]) == (kernel.block, kernel.always)
-        assert of_kernel["launch_rule"] == kernel.launch_rule()
         assert (of_kernel["cluster"], of_kernel["cooperative"]) == (kernel.cluster, kernel.cooperative)
         assert of_kernel["dynamic_shared_bytes"] == kernel.dynamic
-        assert [of_kernel["grid"][axis]["text"] for axis in "xy"] == [str(g) for g in kernel.grid]
     assert source.count("\n    pdl_wait();\n") == len(made.kernels), "launches may overlap, it says"
     for rows in (0, 1, 100):
         offset = 0
@@ -259,21 +256,10 @@ def test_the_description_says_how_to_launch(text: str) -> None:
     assert [t["name"] for t in e["tensors"]] == [v.name for v in (*made.inputs, *made.outputs)]
     by_name = {t["name"]: t for t in e["tensors"]}
     wide = by_name["x" if "fwd" in text else "dx"]
-    assert wide["shape"] == ["rows", made.spec.d]
-    assert wide["row_stride_multiple"] * wide["element_bytes"] == wide["alignment"] == 16
+    assert (wide["shape"], wide["strides"]) == (["M", "D"], ["stride", "1"])
+    assert wide["stride_multiple"] * wide["element_bytes"] == wide["alignment"] == 16
     used = {a["tensor"] for k in e["kernels"] for a in k["arguments"] if a["kind"] in ("input", "output")}
     assert used <= by_name.keys()
-
-
-def test_the_rules_are_stated() -> None:
-    """What a launcher has to know that is not a number."""
-    rules = RULES | DISPATCH_RULES
-    assert "8 bytes" in rules["arguments"]
-    assert all(key in rules["grid"] for key in ("fixed", "per", "limit", "times", "least"))
-    assert all(key in rules["launch"] for key in ("cluster", "cooperatively", "dynamic shared memory"))
-    assert "before the first launch" in rules["zeroed"]
-    assert "may be set" in rules["programmatic"]
-    assert all(key in rules["classes"] for key in ("row_bytes", "most_bytes", "multiprocessors"))
 
 
 def test_rows_at_two_distances() -> None:
@@ -281,16 +267,10 @@ def test_rows_at_two_distances() -> None:
     text = "rmsnorm.fwd:d=128,dtype=bf16"
     one, two = (described(kernel_set(t).plan) for t in (text, f"{text},strides=2"))
     assert (one["spec"]["strides"], two["spec"]["strides"]) == (1, 2)
-    rule = "row r of a tensor begins (r / inner) * outer_stride + (r % inner) * stride elements after its pointer"
-    assert rule in RULES["two_distances"]
     assert "outer" not in json.dumps(one)
     for tensor in two["tensors"]:
         wide = tensor["axes"] == ["M", "D"]
-        assert ("outer_stride_multiple" in tensor) == wide
-        if wide:
-            assert tensor["outer_stride_multiple"] == tensor["row_stride_multiple"] == 8
-            assert "; outer stride a multiple of 8" in tensor["layout"]
-            assert tensor["layout"].endswith(", rows do not overlap") == (tensor["role"] == "output")
+        assert (tensor["strides"][:-1] == ["outer_stride", "stride"]) == (tensor.get("stride_multiple") == 8) == wide
     (kernel,) = two["kernels"]
     kinds = [(a["kind"], a["tensor"]) for a in kernel["arguments"] if a["ctype"] == "long long"]
     strides = [(kind, name) for name in ("x", "y") for kind in ("outer_stride", "stride")]
@@ -310,7 +290,9 @@ def test_what_a_value_follows_from_and_how() -> None:
     assert arguments[2]["eps2"].items() >= wanted.items()
     assert [t["name"] for t in run["tensors"]] == [t["name"] for t in plain["tensors"]]
     assert (run["spec"]["eps"], run["spec"]["inputs"]) == ("run", plain["spec"]["inputs"])
-    assert "a value has the size of its ctype" in RULES["arguments"]
+    number = {"name": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
+    assert (run["call"]["numbers"], plain["call"]["numbers"]) == ([number], [])
+    assert [e["call"]["eps"] for e in (plain, run)] == [1e-5, "run"]
 
 
 @pytest.mark.parametrize(("text", "outputs"), [

@@ -59,8 +59,8 @@ def test_the_manifest_asks_for_contiguous_rows() -> None:
     tensors = {t["name"]: t for t in described(lower(parse_spec("layernorm.fwd:d=1001,dtype=bf16"), GOOD))["tensors"]}
     for name in "xy":
         found = tensors[name]
-        assert (found["alignment"], found["row_stride_multiple"]) == (16, 1001)
-        assert found["layout"] == "contiguous: row stride 1001"
+        assert (found["alignment"], found["stride_multiple"]) == (16, 1001)
+        assert found["strides"] == ["D", "1"]
     assert tensors["gamma"]["alignment"] == 2
 
 

@@ -271,5 +271,5 @@ def test_numbers_are_files_of_no_dimensions(tmp_path: Path, on: str) -> None:
 def test_a_manifest_has_numbers_without_axes() -> None:
     found = described(lower(spec_of(everything), schedules(spec_of(everything))[0]))
     number = next(t for t in found["tensors"] if t["name"] == "by_rows")
-    assert (number["axes"], number["shape"], number["layout"], number["alignment"]) == ([], [], "contiguous", 4)
+    assert (number["axes"], number["shape"], number["strides"], number["alignment"]) == ([], [], [], 4)
     assert found["kernels"][-1]["launch_for_no_rows"]
