@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from lngen.compiler.ir import RULES as VALUE_RULES
 from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
+from lngen.launch.signature import length
 from lngen.packs.manifest import Facts, Manifest
 from lngen.version import __version__
 
@@ -112,7 +114,7 @@ class Group:
             yield "int64_t inner; /* row r begins at (r / inner) * outer_stride + (r % inner) * stride */"
         for tensor, name in self.names.items():
             facts = self._of(tensor)
-            shape = ", ".join({"M": "rows", "D": "d"}[a] for a in facts[0]["axes"])
+            shape = ", ".join({"M": "rows", "D": "d"}.get(n, n.lower()) for n in facts[0]["shape"])
             dtypes = " or ".join(sorted({t["dtype"] for t in facts}, key=DTYPES.index))
             const = "const " if facts[0]["role"] == "input" else ""
             yield f"{const}void *{name}; /* [{shape}], {dtypes}{self._same(tensor)} */"
@@ -294,7 +296,8 @@ class _Library:
             strides = group.strides.get(t["name"], ())
             fields = [f"offsetof({group.name}_args, {f})" for f in (group.names[t["name"]], *strides)]
             dtype, axes = f"LNGEN_{t['dtype'].upper()}", t["axes"]
-            facts = (dtype, t["element_bytes"], "M" in axes, "D" in axes, t["role"] == "output")
+            sizes = [length(text, 0, of["d"]) for text in t["shape"] if text != "M"]
+            facts = (dtype, t["element_bytes"], "M" in axes, bool(sizes), t["role"] == "output", math.prod(sizes))
             tensors.append(_row(_text(t["name"]), *fields, *["0"] * (3 - len(fields)), *facts))
         images = self.table["image"].range([self._image(i) for i in spec.images])
         buffers = [b["per_row"] * b["element_bytes"] for e in spec.sets for b in e["workspace"]["buffers"]]

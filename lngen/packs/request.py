@@ -142,7 +142,6 @@ class Choice:
 
 def choices(compilation: Compilation, request: Request) -> list[Choice]:
     """Every arch and class of rows of a request; ScheduleError if an arch has no schedule, or not this one."""
-    _check_axes(compilation)
     found: dict[tuple[str, int], Choice] = {}
     for target in request.targets:
         gpu = request.gpu(target.arch)
@@ -153,17 +152,6 @@ def choices(compilation: Compilation, request: Request) -> list[Choice]:
             other = _otherwise(compilation, made, target, rows, gpu)
             found[key] = Choice(compilation.spec, compilation.problem, target, key[1], made, other)
     return [*found.values()]
-
-
-def _check_axes(compilation: Compilation) -> None:
-    """LngenError for arrays over an axis that a graph derives, which no launcher of a pack describes."""
-    graph = compilation.graph
-    for v in (*graph.tensors, *graph.results):
-        if axis := next((a for a in v.type.axes if a.base is not None), None):
-            raise LngenError(
-                f"spec '{compilation.spec}': '{v}: {v.type}' has the axis {axis.declaration}, and packs have no such "
-                "arrays yet; lngen.compile launches the kernels."
-            )
 
 
 def _schedule(compilation: Compilation, request: Request, arch: str, rows: int | None) -> Schedule:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import lngen
+from bits import spec_of
 from fake_driver import FakeDriver
 from fake_images import cubins_of_ptx
 from lngen.errors import ArrayError, LngenError, MissingError
@@ -28,6 +29,7 @@ pytest.importorskip("cupy")
 from host_tensors import pass_for_gpu_tensors  # noqa: E402
 
 D = 64
+BLOCKS = spec_of(f"block_scaled.fwd:d={D},dtype=bf16")
 SPECS = [
     f"layernorm.fwd:d={D},dtype=f32", f"layernorm.bwd:d={D},dtype=f32",
     f"layernorm.fwd:d={D},dtype=bf16,eps=run", f"layernorm.bwd:d={D},dtype=bf16,eps=run,save=none",
@@ -35,7 +37,7 @@ SPECS = [
     f"l2norm.fwd:d={D},dtype=f32,guard=max,eps=run", f"l2norm.bwd:d={D},dtype=f32,guard=max,eps=run",
     f"rmsnorm.fwd:d={D},dtype=f32,strides=2", f"rmsnorm.bwd:d={D},dtype=f32,strides=2",
     f"add_rmsnorm.fwd:d={D},dtype=f32", f"add_rmsnorm.bwd:d={D},dtype=f32,accumulate=gamma",
-    f"rmsnorm.fwd:d={2 * D},dtype=f32",
+    f"rmsnorm.fwd:d={2 * D},dtype=f32", BLOCKS,
 ]  # fmt: skip
 
 
@@ -90,6 +92,15 @@ def test_forward_and_backward_have_the_bits_of_the_interpreter(pack: Any, shape:
     y, saved = norm.forward(x, gamma, beta)
     wanted, kept = reference.forward(*map(host, (x, gamma, beta)))
     assert same((y, *norm.backward(dy, saved)), (wanted, *reference.backward(host(dy), kept)))
+
+
+@pytest.mark.parametrize("lead", [(), (0,), (5,), (2, 3)])
+def test_a_number_per_block_is_an_array(pack: Any, lead: tuple[int, ...]) -> None:
+    x, gamma = (numbers(*shape, D, dtype=torch.bfloat16) for shape in (lead, ()))
+    found, _ = pack.norm(str(BLOCKS)).forward(x, gamma)
+    wanted, _ = lngen.compile(BLOCKS.definition, d=D, dtype="bf16").forward(host(x), host(gamma))
+    assert [tuple(t.shape) for t in found] == [(*lead, D), (*lead, D // 32)]
+    assert same(found, wanted)
 
 
 @pytest.mark.parametrize(

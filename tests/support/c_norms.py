@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import re
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from bits import spec_of
 from c_library import CLibrary
 from fake_driver import FakeDriver
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir.numerics import Array
-from lngen.compiler.spec import Spec, parse_spec
+from lngen.compiler.spec import Spec
 from lngen.launch.kernels import Described
+from lngen.launch.signature import length
 from lngen.proof.check.inputs import POISON, mismatches, random_inputs
 
 
@@ -77,15 +81,15 @@ class Call:
         layout: Layout = CLOSE, eps: float | None = None, seed: int = 0, device: int = 0,
     ) -> None:  # fmt: skip
         self.library, self.memory, self.group, self.kernels, self.device = library, memory, group, kernels, device
-        self._spec: Spec = parse_spec(kernels["spec"]["text"])
+        self._spec: Spec = spec_of(re.sub("@[0-9a-f]+", "", kernels["spec"]["text"]))
         self._inputs = random_inputs(self._spec, rows, seed, eps=eps)
         self._results: dict[str, tuple[int, Array, Array]] = {}  # address, places of the elements, bytes before
         d = self._spec.d
         fields: dict[str, Any] = {"d": d, "dtype": library.dtypes[kernels["spec"]["dtype"]], "rows": rows}
         fields |= ({} if eps is None else {"eps": eps}) | ({"inner": layout.inner} if layout.inner else {})
         for t in kernels["tensors"]:
-            starts, width = np.zeros(1, int), rows if "M" in t["axes"] else d if "D" in t["axes"] else 1
-            if len(t["axes"]) == 2:
+            starts, width = np.zeros(1, int), math.prod(length(text, rows, d) for text in t["shape"])
+            if t["axes"] == ["M", "D"]:
                 (starts, strides), width = layout.starts(t, rows, d), d
                 fields |= strides
             places = (starts[:, None] + np.arange(width)).reshape(-1)

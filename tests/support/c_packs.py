@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import c_launcher
+from bits import spec_of
 from c_library import CLibrary
 from c_norms import Call, FakeMemory, Layout
 from fake_driver import FakeDriver
@@ -21,6 +23,7 @@ OTHERS = [
     *(f"layernorm.{way}:d={d}" for way in ("fwd", "bwd") for d in ("77,dtype=f16", "33,dtype=f64")),
     "rmsnorm.fwd:d=64,dtype=bf16,strides=2", "rmsnorm.bwd:d=64,dtype=bf16,strides=2,accumulate=gamma",
     "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", "l2norm.bwd:d=40,dtype=f32,guard=max,eps=run",
+    spec_of("block_scaled.fwd:d=512,dtype=bf16"), spec_of("class_loss.fwd:d=96,dtype=bf16"),
 ]  # fmt: skip
 SPECIAL = {  # spec: schedule, archs
     "layernorm.bwd:d=128,dtype=bf16": (ONE_LAUNCH, "sm_80,sm_90"),
@@ -58,6 +61,9 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         "rmsnorm_backward_accumulate_gamma_strides_2", "rmsnorm.bwd:d=64,dtype=bf16,accumulate=gamma,strides=2", 7,
         {"layout": HEADS},
     ),
+    "blocks of features": ("block_scaled_forward", "block_scaled.fwd:d=512,dtype=bf16", 5, {"layout": APART}),
+    "blocks of features, no rows": ("block_scaled_forward", "block_scaled.fwd:d=512,dtype=bf16", 0, {}),
+    "class indices": ("class_loss_forward", "class_loss.fwd:d=96,dtype=bf16", 5, {"layout": APART}),
     "eps of the call": (
         "l2norm_forward_guard_max_eps_run", "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", 3, {"eps": 100.0},
     ),
@@ -83,6 +89,7 @@ class Made:
     def call(self, case: str, device: int = 0, **more: Any) -> Call:
         """A call of a case; the device's context is then current."""
         group, spec, rows, how = (CASES | ON_SM_90)[case]
+        group = next(g for g in self.library.structs if re.sub("_[0-9a-f]{8}(?=_)", "", g) == group)
         c_launcher.begin(self.gpu, device)
-        memory, kernels = FakeMemory(self.gpu, device), self.pack.described(spec)
+        memory, kernels = FakeMemory(self.gpu, device), self.pack.described(str(spec_of(spec)))
         return Call(self.library, memory, group, kernels, rows, device=device, **how, **more)
