@@ -57,12 +57,13 @@ MAY_IMPORT_OPTIONAL = (
     "lab/tune/measure.py",
     "cli/installation.py",
     "launch/hub_package/",
+    "launch/direct.py",
     "proof/torch_graph.py",
     "torch/",
     "examples/",
 )
 # For PyTorch programs: they import it at once, and no module but an example imports them.
-FOR_PYTORCH = ("launch/hub_package/", "torch/", "examples/gpt_step.py")
+FOR_PYTORCH = ("launch/direct.py", "launch/hub_package/", "torch/", "examples/gpt_step.py")
 
 
 @dataclass(frozen=True)

@@ -300,7 +300,7 @@ y = norms.rms_norm(x, (x.shape[-1],), weight, eps=1e-6)
 - `RMSNorm` for `torch.nn.RMSNorm` and for norms with `variance_epsilon`
 - `LlamaRMSNorm` for that of transformers
 
-All have a backward; `torch.compile` is not supported. A layer whose length, dtypes or eps the package does not have
+All have a backward, and work under `torch.compile`. A layer whose length, dtypes or eps the package does not have
 raises an error with the command that builds them. Tensors that are not contiguous are copied.
 
 ## Kernels

@@ -13,9 +13,9 @@ from lngen.compiler.ir import Graph
 from lngen.compiler.spec import Spec, make_spec
 from lngen.launch.runtime.norm import definition_of
 from lngen.torch.bridge import TorchError
-from lngen.torch.direct import Direct
 from lngen.torch.given import check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, bound
+from lngen.torch.graph_way import Direct
 from lngen.torch.torch_functions import dispatched, word
 
 

@@ -1,4 +1,4 @@
-// The direct way of lngen.torch in C++: calls that lngen/torch/direct.py has prepared, and recognised, are launched here.
+// The direct way of lngen.torch in C++: calls that lngen/launch/direct.py has prepared, and recognised, are launched here.
 //
 //   make(driver, ...) -> call                 once for each prepared call, from plain data (lngen/torch/extension.py)
 //   call(stream, *tensors) -> results         None if the call has to go the way of direct.py, as if nothing had happened

@@ -25,9 +25,8 @@ from torch import Tensor
 from lngen.config import cache_dir
 from lngen.errors import MissingError
 from lngen.files import exclusive, keep, kept
-from lngen.launch import driver
-from lngen.torch import direct
-from lngen.torch.direct import Kernels, Made, Prepared
+from lngen.launch import direct, driver
+from lngen.launch.direct import Kernels, Made, Prepared
 from lngen.version import install_hint
 
 NAME = "lngen_extension"

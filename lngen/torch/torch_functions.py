@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError
-from lngen.torch.direct import Direct
 from lngen.torch.given import CALLED, check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, composed
+from lngen.torch.graph_way import Direct
 from lngen.torch.sharded import locally
 
 Shape = int | Sequence[int]

@@ -24,11 +24,12 @@ from torch import nn
 import lngen
 from child import output, start
 from commands import prints
+from direct_tensors import map_direct_tensors
 from fake_driver import FakeDriver
 from host_tensors import HostTensors, pass_for_gpu_tensors
 from killing import Killed, killed_at, points
 from lngen.errors import LngenError
-from lngen.launch import arrays, hub_package
+from lngen.launch import arrays, direct, hub_package
 from lngen.packs import hub
 from lngen.packs.build import Built, build
 from paths import ROOT
@@ -271,13 +272,17 @@ def served(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[FakeDriver, A
         kept.cache_clear()
     gpu = FakeDriver(version=13050)
     gpu.knows_pack(folder / VARIANT / "pack")
-    pass_for_gpu_tensors(monkeypatch, gpu)
+    map_direct_tensors(monkeypatch, pass_for_gpu_tensors(monkeypatch, gpu))
+    direct.forget()
     return gpu, hub_package
 
 
-@pytest.fixture
-def package(whole: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return served(monkeypatch, whole)[1]
+@pytest.fixture(params=["operators", "direct"])
+def package(whole: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """By the dispatcher's way, or past it."""
+    monkeypatch.setattr(direct, "on_gpu", lambda tensor: request.param == "direct")
+    yield served(monkeypatch, whole)[1]
+    direct.forget()
 
 
 class LlamaRMSNorm(nn.Module):
@@ -405,6 +410,54 @@ def test_kernels_loads_the_package(whole: Path, tmp_path: Path, monkeypatch: pyt
         compare(case, model[0])
     finally:
         del type(model[0]).kernel_layer_name, type(model[0]).kernel_condition
+
+
+def test_a_call_like_an_earlier_one_passes_the_dispatcher(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors that kernels do not take as they lie go its way, and so do gradients that lie otherwise."""
+    functional = sys.modules[f"{hub_package.__name__}.functional"]
+    asked = list[str]()
+    for name in ("FORWARD", "BACKWARD"):
+        real = getattr(functional, name)
+        monkeypatch.setattr(functional, name, lambda *args, n=name, f=real: (asked.append(n), f(*args))[1])
+    monkeypatch.setattr(direct, "on_gpu", lambda tensor: True)
+    _, package = served(monkeypatch, whole)
+    x, weight, bias = (torch.randn(*shape).requires_grad_() for shape in ((3, D), (D,), (D,)))
+    room = torch.randn(3 * D + 1)
+    unaligned = room[1:].view(3, D).requires_grad_()
+    dy = torch.randn(3, D)
+    found = []
+    for given, cotangent, ways in (
+        (x, dy, []),
+        (x, dy, []),
+        (unaligned, dy, ["FORWARD", "BACKWARD"]),
+        (x, room[1:].view(3, D), ["BACKWARD"]),
+        (x, dy.t().contiguous().t(), ["BACKWARD"]),
+    ):
+        asked.clear()
+        y = package.layer_norm(given, D, weight, bias)
+        found.append(torch.autograd.grad(y, (given, weight), cotangent))
+        assert asked == ways
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[4], strict=True))
+    direct.forget()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_work_under_torch_compile(package: Any, name: str) -> None:
+    """As one operator, with its derivative; rows are dynamic."""
+    case = CASES[name]
+    layer = getattr(package.layers, case.layer)
+    assert layer.can_torch_compile
+    taken_by(layer, model := case.model())
+    torch.compiler.reset()
+    compare(case, torch.compile(model, backend="aot_eager", fullgraph=True))
+
+
+def test_a_second_derivative_is_refused(package: Any) -> None:
+    x, weight = torch.randn(3, D).requires_grad_(), torch.randn(D).requires_grad_()
+    (dx,) = torch.autograd.grad(package.rms_norm(x, D, weight, 1e-5).sum(), x, create_graph=True)
+    with pytest.raises(LngenError, match="has no second derivative"):
+        dx.sum().backward()
 
 
 def test_functions_take_any_layout_and_any_leading_dimensions(package: Any) -> None:

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 import lngen.torch as L
 from lngen.errors import MissingError
 from lngen.lab.bench.host_time import host_times
-from lngen.torch import direct
+from lngen.launch import direct
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 

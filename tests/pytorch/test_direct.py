@@ -17,7 +17,8 @@ from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen.errors import ArrayError, LngenError
 from lngen.launch.array_call import ArrayCall
-from lngen.torch.direct import Direct, Prepared
+from lngen.launch.direct import Prepared
+from lngen.torch.graph_way import Direct
 from native_launches import go_native
 
 D = 64

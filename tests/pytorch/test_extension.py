@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 import lngen.torch as L
 from direct_tensors import forget, go_the_direct_way
 from lngen.errors import MissingError
-from lngen.torch import direct, extension
+from lngen.launch import direct
+from lngen.torch import extension
 from native_launches import NativeLaunches, go_native
 
 pytestmark = pytest.mark.full  # a plain run builds nothing

@@ -1,4 +1,4 @@
-"""CPU tensors that lngen.torch takes for tensors of a GPU: its direct way launches on a fake driver."""
+"""CPU tensors that the direct way takes for tensors of a GPU: it launches on a fake driver."""
 
 import ctypes
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from fake_driver import FakeDriver
-from host_tensors import pass_for_gpu_tensors
+from host_tensors import HostTensors, pass_for_gpu_tensors
 from lngen.compiler.compile import KernelSet
-from lngen.torch import direct
+from lngen.launch import direct
 from lngen.torch.bridge import side
 
 PTX: dict[str, str] = {}  # of each text, compiled once for all tests
@@ -33,14 +33,6 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
         gpu.knows(found.image, PTX[kernels.text], arch, source=kernels.text)
         return found
 
-    def known(make: Any) -> Any:
-        def made(*args: Any, **options: Any) -> torch.Tensor:
-            tensor: torch.Tensor = make(*args, **options)
-            library.describe([tensor])
-            return tensor
-
-        return made
-
     monkeypatch.setattr(KernelSet, "cubin", cubin)
     monkeypatch.setattr(direct, "on_gpu", lambda tensor: True)
     forget()
@@ -49,6 +41,21 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
         monkeypatch.setattr(direct, "maker", lambda device: new)
         monkeypatch.setattr(gpu, "cuLaunchKernelEx", ctypes.CDLL(None).pthread_equal)  # of two addresses: 0
         return gpu
+    map_direct_tensors(monkeypatch, library)
+    return gpu
+
+
+def map_direct_tensors(monkeypatch: pytest.MonkeyPatch, library: HostTensors) -> None:
+    """What the direct way is given and makes is memory of the fake GPU."""
+
+    def known(make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> torch.Tensor:
+            tensor: torch.Tensor = make(*args, **options)
+            library.describe([tensor])
+            return tensor
+
+        return made
+
     written = direct.Kernels._written
 
     def run_of(kernels: direct.Kernels, given: Sequence[torch.Tensor]) -> Any:
@@ -63,7 +70,6 @@ def go_the_direct_way(monkeypatch: pytest.MonkeyPatch, *, launches: bool = True)
     monkeypatch.setattr(direct.Kernels, "_written", run_of)
     new = known(lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
     monkeypatch.setattr(direct, "maker", lambda device: new)
-    return gpu
 
 
 def forget() -> None:

@@ -15,9 +15,10 @@ from c_calls import number
 from c_driver import c_callback
 from fake_driver import FakeDriver
 from lngen.errors import MissingError
+from lngen.launch import direct
 from lngen.launch.arrays import library_of
-from lngen.torch import direct, extension
-from lngen.torch.direct import Kernels
+from lngen.launch.direct import Kernels
+from lngen.torch import extension
 
 Key = tuple[int, tuple[int, ...]]  # a kernel, and those of its arguments that are no addresses
 Sizes = dict[int, int]  # bytes behind the addresses among the arguments, by number

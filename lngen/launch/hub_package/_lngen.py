@@ -1,9 +1,14 @@
 """What a hub package takes from lngen. In the package this is a folder, with copies of these modules of lngen in it."""
 
 from ...dtypes import FLOATS
-from ...errors import LngenError, short
-from ..array_norm import Saved
+from ...errors import ArrayError, LngenError, short
+from ..array_call import ArrayCall
+from ..direct import Direct
 from ..pack import Pack, load
-from ..pack_norms import PackNorm
+from ..pack_norms import PackCall, PackNorm
+from ..signature import NO_VALUES, Values
 
-__all__ = ["FLOATS", "LngenError", "Pack", "PackNorm", "Saved", "load", "short"]
+__all__ = [
+    "FLOATS", "NO_VALUES", "ArrayCall", "ArrayError", "Direct", "LngenError", "Pack", "PackCall", "PackNorm", "Values",
+    "load", "short",
+]  # fmt: skip

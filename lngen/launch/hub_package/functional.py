@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from ._lngen import FLOATS, LngenError, Pack, PackNorm, Saved, load, short
+from ._lngen import (
+    FLOATS,
+    NO_VALUES,
+    ArrayCall,
+    ArrayError,
+    Direct,
+    LngenError,
+    Pack,
+    PackCall,
+    PackNorm,
+    Values,
+    load,
+    short,
+)
 
 # The order of roundings of an RMSNorm, the preferred one first; with f32 inputs they are the same.
 ONCE = ("once", "llama")  # y is rounded once, as in torch.nn.RMSNorm
@@ -20,6 +33,7 @@ LLAMA = ("llama", "once")  # before and after the weight, as in transformers' Ll
 ALIGNMENT = 16  # bytes; the address of a tensor that every kernel takes
 
 Shape = Union[int, Sequence[int]]
+Weights = Sequence[Optional[torch.Tensor]]
 
 
 def layer_norm(
@@ -34,7 +48,7 @@ def layer_norm(
     LngenError if the package has no kernel for these dtypes, this length and this eps; it names the command that
     builds it.
     """
-    return _normalised("layernorm", x, normalized_shape, {"gamma": weight, "beta": bias}, eps, ("once",))
+    return _normalised(LAYER_NORM, x, normalized_shape, (weight, bias), eps, ("once",))
 
 
 def rms_norm(
@@ -50,7 +64,7 @@ def rms_norm(
     """
     if eps is None:
         eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
-    return _normalised("rmsnorm", x, normalized_shape, {"gamma": weight}, eps, tuple(casts))
+    return _normalised(RMS_NORM, x, normalized_shape, (weight,), eps, tuple(casts))
 
 
 def norm(graph: str, **keys: Any) -> PackNorm:
@@ -63,53 +77,162 @@ def norm(graph: str, **keys: Any) -> PackNorm:
 
 
 def _normalised(
-    graph: str,
-    x: torch.Tensor,
-    shape: Shape,
-    weights: Mapping[str, Optional[torch.Tensor]],
-    eps: float,
-    casts: tuple[str, ...],
+    direct: Direct, x: torch.Tensor, shape: Shape, weights: Weights, eps: float, casts: tuple[str, ...]
 ) -> torch.Tensor:
     """The norm of the last dimensions of x, of which ``shape`` has the lengths."""
     dims = (shape,) if isinstance(shape, int) else tuple(shape)
-    given = {name: a for name, a in weights.items() if a is not None}
-    for name, a in {"x": x, **given}.items():
+    fixed = dims, eps, casts
+    eager = not torch.compiler.is_compiling()
+    if eager:
+        results = direct((x, *weights, None), fixed)
+        if results is not None:
+            return results[0]
+    given = {name: a for name, a in zip(direct.names, (x, *weights)) if a is not None}
+    for name, a in given.items():
         there = tuple(a.shape[-len(dims) :] if name == "x" else a.shape)
         if not dims or there != dims:
             raise LngenError(f"'{name}' is expected to have the last dimensions {dims}, got shape {tuple(a.shape)}.")
     if len(dims) > 1:
-        given = {name: a.reshape(-1) for name, a in given.items()}
-        y = _normalised(graph, x.flatten(-len(dims)), math.prod(dims), given, eps, casts)
+        flat = [a if a is None else a.reshape(-1) for a in weights]
+        y = _normalised(direct, x.flatten(-len(dims)), math.prod(dims), flat, eps, casts)
         return y.reshape(x.shape)
-    dtypes = tuple([a.dtype for a in given.values()])
-    needed: tuple[str, ...] = ()
-    if torch.is_grad_enabled():
-        needed = tuple([name for name, a in (("x", x), *given.items()) if a.requires_grad])
-    found = chosen(Wanted(graph, dims[0], x.dtype, tuple(given), dtypes, float(eps), casts, needed))
-    if needed:
-        result: torch.Tensor = _Normalised.apply(found, x, *given.values())
-        return result
-    return found.norm.forward(*map(_suited, (x, *given.values())), eps=found.eps)[0]
+    needed = ",".join([n for n, a in given.items() if a.requires_grad]) if torch.is_grad_enabled() else ""
+    asked = direct.graph, float(eps), ",".join(casts), needed
+    if eager:
+        results = direct.prepared(lambda known: OfPack(_wanted(known, *asked)), (x, *weights, None), fixed, float(eps))
+        if results is not None:
+            return results[0]
+    result: torch.Tensor = FORWARD(x, weights[0], weights[1] if len(weights) > 1 else None, *asked)[0]
+    return result
 
 
-class _Normalised(torch.autograd.Function):  # type: ignore[misc]
-    """A norm whose backward is that of the package."""
+# ---- operators: for torch.compile, and for tensors that kernels do not take as they lie ----
 
-    @staticmethod
-    def forward(ctx: Any, found: Chosen, *inputs: torch.Tensor) -> torch.Tensor:
-        y, saved = found.norm.forward(*map(_suited, inputs), eps=found.eps)
-        ctx.found = found
-        ctx.save_for_backward(*[saved[name] for name in found.reads])
-        return y
 
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Optional[torch.Tensor], ...]:
-        found: Chosen = ctx.found
-        saved = Saved(found.norm.spec, found.reads, ctx.saved_tensors, found.eps)
-        gradients = dict(zip(found.wrt, found.norm.backward(_suited(dy), saved)))
-        wanted = zip(found.inputs, ctx.needs_input_grad[1:])
-        return (None, *[gradients[name] if needed else None for name, needed in wanted])
+def _forward(x: Any, weight: Any, bias: Any, graph: str, eps: float, casts: str, wrt: str) -> list[torch.Tensor]:
+    """All results of the forward that suits; ``casts`` and ``wrt`` have commas."""
+    given = _given(x, weight, bias)
+    found = chosen(_wanted(given, graph, eps, casts, wrt))
+    return list(found.forward([_suited(a) for a in given.values()], None, found.values)[0])
+
+
+def _forward_like(x: Any, weight: Any, bias: Any, graph: str, eps: float, casts: str, wrt: str) -> list[torch.Tensor]:
+    """The same without content."""
+    found = chosen(_wanted(_given(x, weight, bias), graph, eps, casts, wrt))
+    return _like(found.forward, x.new_empty, x.shape[:-1])
+
+
+def _backward(dy: Any, saved: Sequence[Any], spec: str, eps: float) -> list[torch.Tensor]:
+    """What the kernels of a backward store, for what they read."""
+    call = call_of(spec)
+    values = call.values(eps if call.signature.numbers else None)
+    return list(call([_suited(a) for a in (dy, *saved)], None, values)[0])
+
+
+def _backward_like(dy: Any, saved: Sequence[Any], spec: str, eps: float) -> list[torch.Tensor]:
+    return _like(call_of(spec), dy.new_empty, dy.shape[:-1])
+
+
+def _like(call: PackCall, new: Any, lead: Sequence[int]) -> list[torch.Tensor]:
+    return [new(t.shape(tuple(lead), call.d), dtype=TO_TORCH[t.dtype]) for t in call.outputs]
+
+
+def _save(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
+    """Keep what the backward reads."""
+    given = _given(*inputs[:3])
+    found = chosen(_wanted(given, *inputs[3:]))
+    known = {**given, **{t.name: a for t, a in zip(found.forward.outputs, output)}}
+    ctx.found, ctx.eps, ctx.names = found, inputs[4], tuple(given)
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*[known[name] for name in found.reads])
+
+
+def _differentiate(ctx: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
+    found: dict[str, Any] = {}
+    if cotangents[0] is not None and ctx.found.backward is not None:
+        found = gradients_of(ctx.found.backward, ctx.eps, cotangents[0], ctx.saved_tensors)
+    needed = [found.get(name) if wanted else None for name, wanted in zip(NAMES, ctx.needs_input_grad)]
+    return (*needed, None, None, None, None)
+
+
+def _twice(ctx: Any, *gradients: Any) -> None:
+    raise LngenError("a norm of the package has no second derivative; leave out create_graph=True.")
+
+
+def gradients_of(call: PackCall, eps: float, dy: Any, saved: Sequence[Any]) -> dict[str, Any]:
+    """Gradients by the names of the inputs, by the operator."""
+    stored = dict(zip([t.name for t in call.outputs], BACKWARD(dy, list(saved), call.text, eps)))
+    same = call.signature.same
+    return {name[1:]: stored[same.get(name, name)] for name in call.signature.returned}
+
+
+def _given(*tensors: Any) -> dict[str, Any]:
+    """The tensors that are there, by name."""
+    return {name: a for name, a in zip(NAMES, tensors) if a is not None}
+
+
+def _defined(schema: str, kernel: Any, like: Any) -> Any:
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    for key in ("CPU", "CUDA"):  # those of the CPU are refused, by lngen
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"{NAMESPACE}::{name}", like, lib=LIBRARY)
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+NAMES = ("x", "gamma", "beta")
+NAMESPACE = re.sub(r"\W", "_", __package__ or __name__)
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")  # the operators live as long as this
+FORWARD = _defined(
+    "norm(Tensor x, Tensor? weight, Tensor? bias, str graph, float eps, str casts, str wrt) -> Tensor[]",
+    _forward,
+    _forward_like,
+)
+BACKWARD = _defined(
+    "norm_backward(Tensor dy, Tensor[] saved, str spec, float eps) -> Tensor[]", _backward, _backward_like
+)
+torch.library.register_autograd(FORWARD, _differentiate, setup_context=_save, lib=LIBRARY)
+torch.library.register_autograd(BACKWARD, _twice, lib=LIBRARY)
+
+
+# ---- the direct way ----
+
+
+class OfPack:
+    """The kernels of the package for a call, as the direct way takes them."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._found = chosen(wanted)
+        self.forward: ArrayCall = self._found.forward
+        self.alone: ArrayCall = self.forward
+
+    def backward(self, wrt: tuple[str, ...]) -> ArrayCall:
+        """Gradients of these inputs, and perhaps of others."""
+        assert self._found.backward is not None
+        return self._found.backward
+
+    def gradients(
+        self,
+        wrt: tuple[str, ...],
+        eps: float,
+        cotangents: Sequence[Optional[torch.Tensor]],
+        saved: Mapping[str, torch.Tensor],
+    ) -> Mapping[str, Optional[torch.Tensor]]:
+        """The same by the operator."""
+        if cotangents[0] is None or self._found.backward is None:
+            return {}
+        found = gradients_of(self._found.backward, eps, cotangents[0], [saved[name] for name in self._found.reads])
+        return {name: found[name] for name in wrt}
+
+
+class _Direct(Direct):
+    """Tensors that kernels do not take as they lie go to the operator, which copies them."""
+
+    retry = (ArrayError,)
+
+
+LAYER_NORM, RMS_NORM = _Direct("layernorm", NAMES), _Direct("rmsnorm", NAMES[:2])
 
 
 def _suited(a: torch.Tensor) -> torch.Tensor:
@@ -122,6 +245,7 @@ def _suited(a: torch.Tensor) -> torch.Tensor:
 # ---- which norm: by dtypes, length and eps, and by the gradients that are needed ----
 
 DTYPES = {getattr(torch, t.library): t.value for t in FLOATS}
+TO_TORCH = {name: own for own, name in DTYPES.items()}
 
 WEIGHTS = {"layernorm": ("gamma", "beta"), "rmsnorm": ("gamma",)}  # the inputs of a graph by default, besides x
 DEFAULT_EPS = 1e-5
@@ -149,17 +273,23 @@ class Wanted(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A norm for a call.
+    """The kernels for a call; backward is None if no gradient is needed.
 
-    eps      to be passed in every call, None if it is built in
-    inputs   of forward; ``reads``: what backward needs of forward; ``wrt``: the gradients that it returns, in order
+    values   the numbers that forward is given; ``reads``: what backward reads besides the cotangent
     """
 
-    norm: PackNorm
-    eps: Optional[float]
-    inputs: tuple[str, ...]
+    forward: PackCall
+    backward: Optional[PackCall]
+    values: Values
     reads: tuple[str, ...]
-    wrt: tuple[str, ...]
+
+
+def _wanted(given: Mapping[str, Any], graph: str, eps: float, casts: str, wrt: str) -> Wanted:
+    """What a call of these tensors needs; ``casts`` and ``wrt`` have commas."""
+    weights = {name: a.dtype for name, a in given.items() if name != "x"}
+    orders, needed = (tuple([part for part in text.split(",") if part]) for text in (casts, wrt))
+    x = given["x"]
+    return Wanted(graph, x.shape[-1], x.dtype, tuple(weights), tuple(weights.values()), eps, orders, needed)
 
 
 @functools.lru_cache(maxsize=None)
@@ -177,18 +307,22 @@ def chosen(wanted: Wanted) -> Chosen:
     if not forwards:
         raise LngenError(_missing(wanted, specs, "fwd"))
     text = min(forwards, key=lambda t: _rank(specs[t], wanted))
-    eps = wanted.eps if specs[text]["eps"] == RUN else None
-    inputs = tuple(specs[text]["inputs"])
+    forward = call_of(text)
+    values = forward.values(wanted.eps) if forward.signature.numbers else NO_VALUES
     if not wanted.wrt:
-        return Chosen(PackNorm(pack(), text, None), eps, inputs, (), ())
+        return Chosen(forward, None, values, ())
     backwards = [t for t, spec in specs.items() if _differentiates(spec, text, wanted)]
     if not backwards:
         raise LngenError(_missing(wanted, specs, "bwd"))
-    backward = min(backwards, key=lambda t: (len(specs[t]["wrt"]), len(t), t))
-    cotangents = [f"d{name}" for name in specs[backward]["of"]]
-    named = [t["name"] for t in pack().described(backward)["tensors"] if t["role"] == "input"]
-    reads = tuple([name for name in named if name not in cotangents])
-    return Chosen(PackNorm(pack(), text, backward), eps, inputs, reads, tuple(specs[backward]["wrt"]))
+    backward = call_of(min(backwards, key=lambda t: (len(specs[t]["wrt"]), len(t), t)))
+    cotangents = backward.signature.cotangents
+    return Chosen(forward, backward, values, tuple([t.name for t in backward.inputs if t.name not in cotangents]))
+
+
+@functools.lru_cache(maxsize=None)
+def call_of(spec: str) -> PackCall:
+    """The kernels of a spec of the package."""
+    return PackCall(pack(), spec)
 
 
 def _check(wanted: Wanted) -> None:

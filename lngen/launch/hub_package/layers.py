@@ -17,7 +17,7 @@ class LayerNorm(nn.Module):  # type: ignore[misc]
     """In the place of torch.nn.LayerNorm."""
 
     has_backward: bool = True
-    can_torch_compile: bool = False
+    can_torch_compile: bool = True
 
     normalized_shape: Any
     weight: Optional[torch.Tensor]
@@ -32,7 +32,7 @@ class RMSNorm(nn.Module):  # type: ignore[misc]
     """In the place of torch.nn.RMSNorm, or of a norm with ``variance_epsilon``, as transformers has them."""
 
     has_backward: bool = True
-    can_torch_compile: bool = False
+    can_torch_compile: bool = True
 
     weight: Optional[torch.Tensor]
     eps: Optional[float]
@@ -48,7 +48,7 @@ class LlamaRMSNorm(nn.Module):  # type: ignore[misc]
     """In the place of transformers' LlamaRMSNorm."""
 
     has_backward: bool = True
-    can_torch_compile: bool = False
+    can_torch_compile: bool = True
 
     weight: torch.Tensor
     variance_epsilon: float

@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from threading import get_ident
-from typing import Any
+from typing import Any, Optional, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from lngen.launch.array_call import WIDEST
-from lngen.launch.arrays import library_of
-from lngen.torch.bridge import PLAIN, TO_TORCH, Side, leading_of, side, text_of
-from lngen.torch.graph_ops import GraphOps, backward_text
+from .array_call import WIDEST, ArrayCall
+from .array_rules import leading
+from .arrays import library_of, torch_dtypes
 
+TO_TORCH = torch_dtypes()
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
 MOST = 4096  # earlier calls that a thread remembers for a graph
 
 Made = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and dtype of a new tensor
@@ -64,8 +64,30 @@ def guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     return check
 
 
+class Way(Protocol):
+    """The kernels of a function for tensors of some dtypes, and the dispatcher's way to its gradients.
+
+    forward   results, and what backward reads of it; alone: results
+    """
+
+    forward: ArrayCall
+    alone: ArrayCall
+
+    def backward(self, wrt: tuple[str, ...]) -> ArrayCall:
+        """Gradients of these inputs."""
+
+    def gradients(
+        self,
+        wrt: tuple[str, ...],
+        eps: float,
+        cotangents: Sequence[Optional[Tensor]],
+        saved: Mapping[str, Tensor],
+    ) -> Mapping[str, Optional[Tensor]]:
+        """The same by the dispatcher's way; a cotangent that is None is zero."""
+
+
 class Kernels:
-    """The kernels of a side for tensors of one layout, in one thread.
+    """The kernels of a call for tensors of one layout, in one thread.
 
     ``results, shared = kernels.run(*given, *addresses)`` launches them.
 
@@ -76,7 +98,7 @@ class Kernels:
 
     def __init__(
         self,
-        one: Side,
+        call: ArrayCall,
         given: Sequence[Tensor],
         eps: float,
         shared: int = 0,
@@ -84,20 +106,20 @@ class Kernels:
         more: Sequence[Tensor] = (),
         out: bool = False,
     ) -> None:
-        self.side, self.out, self.given, self.more = one, out, given, more
-        self.library = library_of(given[0], one.names[0])
+        self.call, self.out, self.given, self.more = call, out, given, more
+        self.library = library_of(given[0], call.names[0])
         layouts = self.library.describe([*given, *more])[1]
-        outs: list[Any] = [None] * len(one.results)
+        outs: list[Any] = [None] * len(call.outputs)
         if out:
             *layouts, outs[0] = layouts
-        self.recipe = one.call.recipe(self.library, layouts, outs)
-        self.values = one.call.values(eps if one.takes_eps else None).bits
-        loaded = one.call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
+        self.recipe = call.recipe(self.library, layouts, outs)
+        self.values = call.values(eps if call.signature.numbers else None).bits
+        loaded = call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
         self.bound = loaded.bind(self.recipe.rows, self.recipe.strides, self.recipe.inner)
         self.bound.give(self.values)
         self.recipe.bounds[self.recipe.vec] = self.bound  # for the general launch too
-        self.count = len(one.results) - shared
-        numbers = one.results[self.count :]
+        self.count = len(call.outputs) - shared
+        numbers = call.outputs[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
         self.run: Callable[..., tuple[tuple[Tensor, ...], Tensor | None]] = self._written(given)
 
@@ -121,14 +143,14 @@ class Kernels:
                 return (r0,), None
         """
         tensors = [f"t{n}" for n in range(len(given))]
-        addresses = [f"n{n}" for n in range(len(self.side.names) + self.out - len(given))]
+        addresses = [f"n{n}" for n in range(len(self.call.inputs) + self.out - len(given))]
         results = tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
         pointed = [*tensors[: len(given) - self.out], *addresses, *results]
         pointers = [f"p{n}" for n in range(len(pointed))] + [f"p + {offset}" for offset in self.offsets]
         lines = [] if self.out else [f"r{n} = new(*made{n})" for n in range(self.count)]
         lines += ["r = new(*made)", "p = r.data_ptr()"] if self.offsets else []
         lines += [f"p{n} = {name}" + ".data_ptr()" * (name[0] != "n") for n, name in enumerate(pointed)]
-        aligned = [p for p, name in zip(pointers, pointed, strict=False) if name not in addresses]
+        aligned = [p for p, name in zip(pointers, pointed) if name not in addresses]
         unlike = [f"({' | '.join(aligned)}) & {WIDEST - 1}"]
         unlike += [f"{low} < p{i} - p{j} < {high}" for i, j, low, high in self.recipe.near]  # memory may be shared
         general = f"launch(library, recipe, [{', '.join(pointers)}], values)"
@@ -152,15 +174,15 @@ class Kernels:
 
     def _known(self, like: Tensor) -> dict[str, Any]:
         """What the names in that text mean."""
-        call, recipe, bound = self.side.call, self.recipe, self.bound
-        lead = leading_of(self.side, [*self.given[: len(self.given) - self.out], *self.more])
+        call, recipe, bound = self.call, self.recipe, self.bound
+        lead = lead_of(call, [*self.given[: len(self.given) - self.out], *self.more])
         known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
         known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
         known |= {"stream": self.library.stream, "device": recipe.device, "bound": bound, "name": bound.name}
         known |= {"pack": bound.pack, "block": bound.block, "place": bound.place}
         for n, launch in enumerate(bound.launches):
             known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
-        results = [(v.shape(lead, call.d), TO_TORCH[v.dtype]) for v in self.side.results]
+        results = [(v.shape(lead, call.d), TO_TORCH[v.dtype]) for v in call.outputs]
         self.made: list[Made] = [(shape, contiguous(shape), dtype) for shape, dtype in results[: self.count]]
         known |= {f"made{n}": made for n, made in enumerate(self.made)}
         self.numbers: Made | None = None
@@ -169,40 +191,53 @@ class Kernels:
         return known
 
 
+def lead_of(call: ArrayCall, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """The leading dimensions of a call."""
+    return leading(call.inputs[call.leader], tensors[call.leader].shape, call.d)
+
+
 class Prepared:
     """A call that later ones may be like, in one thread.
 
     fixed      its arguments but tensors; absent: the tensors that are None, by number; given: the others, ``names``
-    keys, eps  as of the operator
+    eps        0 for a graph without one
+    retry      errors of a launch after which the dispatcher's way is taken
     wrt        the tensors that have a gradient
     kept       what backward reads of the tensors, and of the results after them, by number
     """
 
-    def __init__(self, ops: GraphOps, fixed: Any, tensors: Mapping[str, Tensor | None], keys: str, eps: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[Mapping[str, Tensor]], Way],
+        fixed: Any,
+        tensors: Mapping[str, Optional[Tensor]],
+        eps: float,
+        retry: tuple[type[Exception], ...] = (),
+    ) -> None:
         known = {name: t for name, t in tensors.items() if t is not None}
         given = [*known.values()]
         out = known.pop("out", None) is not None
-        self.ops, self.names, self.eps, self.fixed = ops, tuple(known), eps, fixed
+        self.names, self.eps, self.fixed, self.retry = tuple(known), eps, fixed, retry
         self.check = guard(given)
-        self.absent = tuple(n for n, t in enumerate(tensors.values()) if t is None)
-        self.present = tuple(n for n, t in enumerate(tensors.values()) if t is not None)
-        self.forward = ops.side([known.get(name) for name in ops.inputs], keys)
-        self.lead = leading_of(self.forward, [known[name] for name in self.forward.names])
-        self.outputs = self.forward.spec.differentiated
-        self.statistics = [r.name for r in self.forward.results[len(self.outputs) :]]
-        alone = side(text_of(replace(self.forward.spec, save="none"))) if self.statistics else self.forward
-        inference, kernels = Kernels(alone, given, eps, out=out), None
-        self.inference = inference.run
-        self.wrt = () if out else tuple(name for name in self.names if known[name].requires_grad)
+        self.absent = tuple([n for n, t in enumerate(tensors.values()) if t is None])
+        self.present = tuple([n for n, t in enumerate(tensors.values()) if t is not None])
+        self.way = way = make(known)
+        self.lead = lead_of(way.forward, [known[t.name] for t in way.forward.inputs])
+        self.outputs = way.forward.signature.returned
+        self.statistics = [t.name for t in way.forward.outputs[len(self.outputs) :]]
+        inference = Kernels(way.alone, given, eps, len(way.alone.outputs) - len(self.outputs), out=out)
+        self.inference, kernels = inference.run, None
+        self.wrt = () if out else tuple([name for name in self.names if known[name].requires_grad])
         if self.wrt:
-            kernels = Kernels(self.forward, given, eps, len(self.statistics))
+            kernels = Kernels(way.forward, given, eps, len(self.statistics))
             self.training, self.offsets = kernels.run, kernels.offsets
-            self.backward = side(backward_text(self.forward.spec, self.wrt, self.outputs))
-            named = [*self.names, *self.outputs]
-            self.saved = [name for name in self.backward.names[len(self.outputs) :] if name in named]
-            self.kept = tuple(named.index(name) for name in self.saved)
-            gradients = dict(zip(self.wrt, self.backward.returns, strict=True))
-            self.places = tuple(gradients.get(name, -1) for name in self.names)
+            self.backward = way.backward(self.wrt)
+            named, read = [*self.names, *self.outputs], self.backward.inputs[len(self.outputs) :]
+            self.saved = [t.name for t in read if t.name in named]
+            self.kept = tuple([named.index(name) for name in self.saved])
+            signature, stored = self.backward.signature, [t.name for t in self.backward.outputs]
+            held = {name: signature.same.get(f"d{name}", f"d{name}") for name in self.wrt}
+            self.places = tuple([stored.index(held[name]) if name in held else -1 for name in self.names])
             self.backwards: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
         self.stream, self.device = inference.library.stream, inference.recipe.device
         self.native = native(self, inference, kernels) if native is not None and not out else None
@@ -250,16 +285,15 @@ class Prepared:
         """The tensors in the one that they share."""
         if numbers is None:
             return {}
-        return dict(zip(self.statistics, numbers.view(len(self.statistics), *self.lead).unbind(), strict=True))
+        return dict(zip(self.statistics, numbers.view(len(self.statistics), *self.lead).unbind()))
 
     def general(
         self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
     ) -> Sequence[Any]:
         """The gradients of ``given`` by the dispatcher's way."""
-        saved = {**dict(zip(self.saved, kept, strict=True)), **self.apart(numbers)}
-        found = self.ops.gradients(self.forward, self.wrt, self.eps, cotangents, saved)
-        by_name = dict(zip(self.ops.inputs, found, strict=True))
-        return [by_name[name] for name in self.names]
+        saved = {**dict(zip(self.saved, kept)), **self.apart(numbers)}
+        found = self.way.gradients(self.wrt, self.eps, cotangents, saved)
+        return [found.get(name) for name in self.names]
 
     def gradients(
         self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
@@ -268,13 +302,16 @@ class Prepared:
         given: tuple[Any, ...] = (*cotangents, *kept)
         if grad_mode() or type(None) in map(type, cotangents):
             return self.general(cotangents, kept, numbers)
-        known = self.backwards.get(get_ident()) or self.of_thread(given, numbers)
-        if known is None or not known[0](*given):
+        try:
+            known = self.backwards.get(get_ident()) or self.of_thread(given, numbers)
+            if known is None or not known[0](*given):
+                return self.general(cotangents, kept, numbers)
+            if numbers is not None:
+                first = numbers.data_ptr()
+                given += tuple([first + offset for offset in self.offsets])
+            results, _ = known[1](*given)
+        except self.retry:
             return self.general(cotangents, kept, numbers)
-        if numbers is not None:
-            first = numbers.data_ptr()
-            given += tuple([first + offset for offset in self.offsets])
-        results, _ = known[1](*given)
         return [results[n] if n >= 0 else None for n in self.places]
 
 
@@ -319,6 +356,8 @@ class _Known:
 class Direct:
     """The direct way of a function: ``names`` of its tensors, with ``out`` at the end, and of its ``options``."""
 
+    retry: tuple[type[Exception], ...] = ()  # as of ``Prepared``
+
     def __init__(self, graph: str, names: Sequence[str], options: Sequence[str] = ()) -> None:
         self.graph, self.names, self.options = graph, (*names, "out"), tuple(options)
         self._threads: dict[int, _Known] = {}
@@ -331,28 +370,44 @@ class Direct:
             return None
         last = known.last
         if last is not None and (given := last.like(tensors, fixed)):
-            return last(given)
+            return self._called(last, given)
         x: Any = tensors[0]
         if type(x) in PLAIN and not x.is_nested:
             for prepared in known.every.get((x.shape, fixed), ()):
                 if given := prepared.like(tensors, fixed):
                     known.last = prepared
-                    return prepared(given)
+                    return self._called(prepared, given)
         return None
 
-    def prepare(
-        self, ops: GraphOps, tensors: Sequence[Tensor | None], fixed: Any, keys: str, eps: float
+    def _called(self, prepared: Prepared, given: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        try:
+            return prepared(given)
+        except self.retry:
+            return None
+
+    def prepared(
+        self,
+        make: Callable[[Mapping[str, Tensor]], Way],
+        tensors: Sequence[Tensor | None],
+        fixed: Any,
+        eps: float,
     ) -> Sequence[Tensor] | None:
-        """The same for a call that is the first of its kind; None if it has to go the dispatcher's way."""
+        """The same for a call that is the first of its kind; None if it has to go the dispatcher's way.
+
+        ``make``: the kernels for tensors by name.
+        """
         given = [t for t in tensors if t is not None]
         if not all(plain(t) and _lies(t, given[0]) for t in given) or not _bare():
             return None
         known = self._threads.setdefault(get_ident(), _Known())
         if len(known.every) >= MOST:
             known.every.clear()
-        known.last = Prepared(ops, fixed, dict(zip(self.names, tensors, strict=True)), keys, eps)
+        try:
+            known.last = Prepared(make, fixed, dict(zip(self.names, tensors)), eps, self.retry)
+        except self.retry:
+            return None
         known.every.setdefault((given[0].shape, fixed), []).append(known.last)
-        return known.last(given)
+        return self._called(known.last, given)
 
 
 DIRECT: list[Direct] = []  # of all functions
@@ -365,7 +420,7 @@ def forget() -> None:
 
 
 # What makes the C++ call of a prepared one, or None for a call that C++ cannot launch; set by ``use_extension``.
-native: Callable[[Prepared, Kernels, Kernels | None], Callable[..., Any] | None] | None = None
+native: Optional[Callable[[Prepared, Kernels, Optional[Kernels]], Optional[Callable[..., Any]]]] = None
 
 
 def _lies(tensor: Tensor, x: Tensor) -> bool:
