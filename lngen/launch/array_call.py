@@ -46,6 +46,7 @@ class Recipe(NamedTuple):
     spans        the memory of each array, None for a new one
     bounds       launches that only lack the addresses, by width of access
     overlaps     the inputs that kernels overwrite, by kernels and by addresses relative to the first
+    last         the addresses of the last call, its launch, and the inputs that it overwrote
     """
 
     device: int
@@ -60,6 +61,7 @@ class Recipe(NamedTuple):
     spans: tuple[Span | None, ...]
     bounds: dict[int | None, Bound]
     overlaps: dict[tuple[str, tuple[int, ...]], tuple[str, ...]]
+    last: list[Any]
 
 
 class _Thread:
@@ -205,19 +207,12 @@ class ArrayCall(ABC):
 
         ``bits``: of the numbers that are passed by value, by name.
         """
-        together = 0
-        for pointer in pointers:
-            together |= pointer
-        vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
-        bound = recipe.bounds.get(vec)
-        if bound is None:
-            bound = self.loaded(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
-            recipe.bounds[vec] = bound
-        overwritten: tuple[str, ...] = ()
-        for i, j, low, high in recipe.near:
-            if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
-                overwritten = self._overwritten(recipe, pointers, bound)
-                break
+        bound: Bound
+        overwritten: tuple[str, ...]
+        known, bound, overwritten = recipe.last
+        if known != pointers:
+            bound, overwritten = self._bound(recipe, pointers)
+            recipe.last[:] = pointers, bound, overwritten
         if bits:
             bound.give(bits)
         stream = library.stream(recipe.device)
@@ -228,6 +223,21 @@ class ArrayCall(ABC):
         with workspace.lock:
             bound(pointers, workspace.fit(library, recipe.device, stream, bound), stream)
         return overwritten
+
+    def _bound(self, recipe: Recipe, pointers: list[int]) -> tuple[Bound, tuple[str, ...]]:
+        """The launch that suits these addresses, and the inputs that it overwrites."""
+        together = 0
+        for pointer in pointers:
+            together |= pointer
+        vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
+        bound = recipe.bounds.get(vec)
+        if bound is None:
+            bound = self.loaded(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
+            recipe.bounds[vec] = bound
+        for i, j, low, high in recipe.near:
+            if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
+                return bound, self._overwritten(recipe, pointers, bound)
+        return bound, ()
 
     def _overwritten(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
         """The inputs that a result overwrites; ArrayError where arrays share memory in any other way."""
@@ -291,6 +301,7 @@ class ArrayCall(ABC):
             tuple(spans),
             {},
             {},
+            [None, None, ()],
         )
 
     def _distances(

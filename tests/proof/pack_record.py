@@ -8,6 +8,7 @@ a GPU, and host times of calls stand beside those of a compiled norm and of PyTo
 """
 
 import argparse
+import importlib.util
 import io
 import math
 import os
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lngen
 from lngen.compiler.toolchain import nvrtc_version
@@ -168,6 +170,36 @@ def gpu_lines(folder: Path) -> Iterator[str]:
         for name, call in calls.items():
             least[name] = min(least[name], _host_time(call, torch.cuda.synchronize))
     yield f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bf16, 8 rows of 4096, host us a call"
+    yield from (f"{name}: {us:.1f}" for name, us in least.items())
+    yield from hub_lines(folder / "hub", capability)
+
+
+def hub_lines(folder: Path, capability: str) -> Iterator[str]:
+    """The layer of a hub package beside PyTorch's, alone and compiled: microseconds of forward and backward."""
+    import torch
+
+    specs = [f"layernorm.{way}:d=1024,dtype=bf16" for way in ("fwd", "bwd")]
+    lngen.build(specs, folder, arch=f"sm_{capability}", rows="1,64,many", emit="cubin", layout="hf-kernel")
+    found = importlib.util.spec_from_file_location("lngen_norms_record", folder / "build/torch-cuda/__init__.py")
+    assert found is not None
+    assert found.loader is not None
+    sys.modules["lngen_norms_record"] = package = importlib.util.module_from_spec(found)
+    found.loader.exec_module(package)
+    norms = {"nn.LayerNorm": torch.nn.LayerNorm(1024), "the hub layer": torch.nn.LayerNorm(1024)}
+    norms["the hub layer"].forward = package.layers.LayerNorm.forward.__get__(norms["the hub layer"])
+    x, dy = (torch.randn(64, 1024, device="cuda").bfloat16() for _ in range(2))
+    x.requires_grad_()
+
+    def step(norm: Any) -> Any:
+        return torch.autograd.grad(norm(x), (x, *norm.parameters()), dy)
+
+    every = {name: norm.to("cuda", torch.bfloat16) for name, norm in norms.items()}
+    every |= {f"{name}, compiled": torch.compile(norm) for name, norm in every.items()}
+    least = dict.fromkeys(every, math.inf)
+    for _ in range(7):
+        for name, norm in every.items():
+            least[name] = min(least[name], _host_time(partial(step, norm), torch.cuda.synchronize))
+    yield "bf16, 64 rows of 1024, forward and backward, host us"
     yield from (f"{name}: {us:.1f}" for name, us in least.items())
 
 
