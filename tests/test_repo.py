@@ -28,7 +28,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 # Lowest first; a module may import its own layer and those below it. The rooms, and the layers of the compiler.
 LAYERS = (
-    {"config", "dtypes", "errors", "files", "user_input", "version"},
+    {"config", "dtypes", "errors", "files", "rules", "user_input", "version"},
     {"compiler.devices", "compiler.headers", "compiler.ir"},
     {"compiler.graphs", "compiler.passes"},
     {"compiler.interpret", "compiler.problem", "compiler.spec"},

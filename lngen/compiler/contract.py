@@ -9,16 +9,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import RULES as VALUE_RULES
 from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value
-from lngen.compiler.lower import NUMBERS, Argument, Extent, Kernel, Plan
+from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
 from lngen.dtypes import FLOATS
 from lngen.files import sha256
-
-ALIGNMENT = 256  # bytes, of the buffers of a workspace
+from lngen.rules import ALIGNMENT, NUMBERS, RULES
 
 
 def call(spec: Spec, graph: Graph) -> dict[str, Any]:
@@ -39,7 +37,7 @@ def call(spec: Spec, graph: Graph) -> dict[str, Any]:
             "cotangents": [] if spec.direction == "fwd" else [f"d{name}" for name in spec.differentiated],
             "eps": spec.eps if takes_eps or graph.by_value else None,
             "numbers": [
-                {"name": v.name, "dtype": str(v.type.dtype), "of": "eps", "rule": VALUE_RULES[v.rule].text}
+                {"name": v.name, "dtype": str(v.type.dtype), "of": "eps", "rule": RULES[v.rule].text}
                 for v in graph.by_value
             ],
         },
@@ -179,7 +177,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
             }
             for a in kernel.arguments
         ],
-        "grid": {"x": _extent(x), "y": _extent(y)},
+        "grid": {"x": x.described, "y": y.described},
         "block": kernel.block,
         "cluster": kernel.cluster,
         "dynamic_shared_bytes": kernel.dynamic,
@@ -192,10 +190,4 @@ def _value(a: Argument) -> dict[str, Any]:
     """A number that is passed by value: what it follows from, and how."""
     described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None, "number": a.tensor}
     dtype = next(str(t) for t in FLOATS if t.ctype == a.ctype)
-    return {**described, "dtype": dtype, "of": "eps", "rule": VALUE_RULES[a.rule].text}
-
-
-def _extent(extent: Extent) -> dict[str, Any]:
-    """``fixed`` blocks, or the parameters of the grid rule."""
-    by_rows = {f.name: getattr(extent, f.name) for f in fields(extent)}
-    return {**by_rows, "fixed": extent.fixed if extent.per is None else None}
+    return {**described, "dtype": dtype, "of": "eps", "rule": RULES[a.rule].text}

@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import Any, NamedTuple
 
 from ..errors import ArrayError
+from ..rules import Distance
 from .array_rules import (
     Near,
     Span,
@@ -24,7 +25,7 @@ from .array_rules import (
     two_distances,
 )
 from .arrays import Layout, Library, library_of
-from .kernels import NO_BITS, Bound, Described, Distance, Loaded, Workspaces
+from .kernels import NO_BITS, Bound, Described, Loaded, Workspaces
 from .signature import NO_VALUES, Signature, Tensor, Values
 
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan

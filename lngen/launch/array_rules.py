@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
 from ..errors import ArrayError
+from ..rules import Distance
 from .arrays import Layout
-from .kernels import Distance
 from .signature import Tensor
 
 

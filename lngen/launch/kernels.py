@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from struct import Struct
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import LngenError
+from ..rules import MOST_BLOCKS, NUMBERS, Distance, Extent, laid_out, number
 from .arrays import Library
 from .driver import (
     CLUSTER_DIMENSION,
@@ -39,28 +40,6 @@ from .early import OverlappingLaunch, kernel_sets
 
 Described = Mapping[str, Any]  # a kernel set, or a part of it, as a manifest has it
 NO_BITS: Mapping[str, int] = MappingProxyType({})
-
-# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
-Distance = Union[int, tuple[int, int]]
-
-MOST_BLOCKS = 2**31 - 1  # of a grid
-
-
-def blocks(rule: Described, rows: int) -> int:
-    """The extent of a grid for that many rows, by the manifest's grid rule."""
-    if rule["fixed"] is not None:
-        return int(rule["fixed"])
-    needed = -(-rows // rule["per"])
-    limited = needed if rule["limit"] is None else min(rule["limit"], needed)
-    return int(max(rule["least"], rule["times"] * limited))
-
-
-def workspace_sizes(described: Described, rows: int) -> dict[str, int]:
-    """Bytes of each buffer of the workspace, rounded up so that the next one is aligned."""
-    workspace = described["workspace"]
-    sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in workspace["buffers"]}
-    aligned: int = workspace["alignment"]
-    return {name: -(-size // aligned) * aligned for name, size in sizes.items()}
 
 
 class Loaded:
@@ -107,7 +86,7 @@ class Loaded:
         """True if all blocks of each cooperative kernel can run at the same time, with any number of rows."""
         with on(self.gpu.context):
             return all(
-                blocks(kernel["grid"]["x"], 2**62)
+                Extent.of(kernel["grid"]["x"])(2**62)
                 <= self.gpu.multiprocessors * resident_blocks(function, kernel["block"], shared)
                 for kernel, function, shared in zip(self.kernels, self.functions, self.shared)
                 if kernel["cooperative"]
@@ -150,10 +129,10 @@ class Bound:
         self.reads_again = f"form={described['schedule']['form']}" if described["in_place"]["reads_again"] else ""
         self._loaded = loaded  # the module must not be unloaded while its functions are used
         self._context = loaded.gpu.context
-        sizes = workspace_sizes(described, rows)
-        self.workspace_bytes = sum(sizes.values())
-        self._offsets = {name: sum([*sizes.values()][:n]) for n, name in enumerate(sizes)}
-        zeroed = [b["name"] for b in described["workspace"]["buffers"] if b["zeroed"]]
+        buffers = described["workspace"]["buffers"]
+        sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in buffers}
+        self._offsets, self.workspace_bytes = laid_out(sizes.items())
+        zeroed = [b["name"] for b in buffers if b["zeroed"]]
         self.zeroed = tuple((self._offsets[name], sizes[name]) for name in zeroed)
         places = [place for place, k in enumerate(loaded.kernels) if rows or k["launch_for_no_rows"]]
         listed = [(place, a) for place in places for a in loaded.kernels[place]["arguments"]]
@@ -170,12 +149,8 @@ class Bound:
     def _slot(self, slot: int, a: Described, rows: int, strides: Mapping[str, Distance], inner: int) -> int:
         """The place of an argument in the block: ``slot``, or that of a tensor's pointer."""
         kind, tensor = a["kind"], a["tensor"]
-        if kind in ("rows", "inner"):
-            self.block[slot] = rows if kind == "rows" else inner
-        elif kind in ("stride", "outer_stride"):
-            distance = strides[tensor]
-            two = distance if isinstance(distance, tuple) else (inner * distance, distance)
-            self.block[slot] = two[kind == "stride"]
+        if kind in NUMBERS:
+            self.block[slot] = number(kind, rows, inner, strides.get(tensor, 0))
         elif kind == "workspace":
             self.buffers.append((slot, self._offsets[tensor]))
         elif kind == "value":
@@ -194,7 +169,7 @@ class Bound:
             attributes[CLUSTER_DIMENSION] = kernel["cluster"]
         if loaded.dependent and (place > 0 or loaded.overlap):
             attributes[PROGRAMMATIC_STREAM_SERIALIZATION] = 1
-        grid = blocks(kernel["grid"]["x"], rows), blocks(kernel["grid"]["y"], rows)
+        grid = Extent.of(kernel["grid"]["x"])(rows), Extent.of(kernel["grid"]["y"])(rows)
         if max(grid) > MOST_BLOCKS:
             raise LngenError(
                 f"'{self.name}' is expected to be launched with at most {MOST_BLOCKS} blocks, but {rows} rows take "

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..dtypes import READ
 from ..files import shown
-from .signature import LENGTH, RULES, WIDE
+from .signature import LENGTH, OF_EPS, WIDE
 
 SCHEMA_VERSION = 5
 ARCH = re.compile(r"sm_\d{2,3}[af]?", re.ASCII)
@@ -66,7 +66,7 @@ _TENSOR = {
     "alignment": _COUNT,
     "added_to": _TEXT,
 }
-_NUMBER = {"name": str, "dtype": {"f32", "f64"}, "of": {"eps"}, "rule": {*RULES}}
+_NUMBER = {"name": str, "dtype": {"f32", "f64"}, "of": {"eps"}, "rule": {*OF_EPS}}
 _EPS = (float, {"run"}, type(None))
 _CALL = {"leader": str, "returned": [str], "cotangents": [str], "eps": _EPS, "numbers": [_NUMBER]}
 _BUFFER = {"name": str, "element_bytes": {4, 8}, "fixed": _WHOLE, "per_row": _WHOLE, "zeroed": bool}
@@ -89,7 +89,7 @@ _KERNEL_SET = {
     "resources": Each(Each({"registers": range(256), "shared": _BYTES, "launch_shared_bytes": _BYTES})),
     "files": Each(_FILE),
 }
-_VALUE = {"number": str, "dtype": {"f32", "f64"}, "rule": {*RULES}}  # an argument of that kind
+_VALUE = {"number": str, "dtype": {"f32", "f64"}, "rule": {*OF_EPS}}  # an argument of that kind
 _CHOICE = {"kernel_set": str, "file": str}
 _CLASS = {**_CHOICE, "most_bytes": _COUNT, "otherwise": (_CHOICE, type(None))}
 _IMAGE = {"arch": ARCH, "kind": {"cubin", "ptx", "source"}, "classes": [_CLASS]}

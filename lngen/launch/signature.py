@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from numbers import Real
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import ArrayError
 from ..files import shown
+from ..rules import RULES
 
 # ---- lengths ----
 
@@ -76,11 +77,7 @@ class Tensor(NamedTuple):
 
 # ---- numbers that follow from eps ----
 
-# What a kernel gets by value, by the text of its rule, in f64.
-RULES: Mapping[str, Callable[[float], float]] = {
-    "eps": lambda eps: eps,
-    "max(eps * eps, 0x1p-126)": lambda eps: max(eps * eps, 2.0**-126),
-}
+OF_EPS = {rule.text: rule.of for rule in RULES.values()}
 
 
 class Number(NamedTuple):
@@ -104,7 +101,7 @@ NO_VALUES = Values(None, MappingProxyType({}))
 @lru_cache(maxsize=256)
 def values_of(numbers: tuple[Number, ...], eps: float) -> Values:
     """The numbers of an eps."""
-    return Values(eps, {n.name: _bits(RULES[n.rule](eps), n.dtype) for n in numbers})
+    return Values(eps, {n.name: _bits(OF_EPS[n.rule](eps), n.dtype) for n in numbers})
 
 
 def _bits(value: float, dtype: str) -> int:

@@ -13,17 +13,17 @@ from itertools import groupby
 from typing import Any
 
 from lngen.compiler.emit import environment, fitted
-from lngen.compiler.ir import RULES as VALUE_RULES
 from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.signature import length
 from lngen.packs.manifest import Facts, Manifest
+from lngen.rules import RULES
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
 CMAKE = ("c/CMakeLists.txt", "c/lngen-pack-config.cmake", "c/lngen-pack.pc.in")
-RULES = tuple(rule.text for rule in VALUE_RULES.values())
+OF_EPS = tuple(rule.text for rule in RULES.values())
 MOST_ROWS, MOST_BYTES = 2**40, 2**62  # so that the launcher's sums and products have 64 bits
 MOST_TENSORS = 64  # a bit each
 
@@ -43,7 +43,7 @@ class Wanted:
     def __call__(self, pack: Manifest, image: Callable[[str], bytes]) -> dict[str, bytes]:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
-        given = {"version": __version__, "groups": library.groups, "rules": RULES, "embedded": self.embed}
+        given = {"version": __version__, "groups": library.groups, "rules": OF_EPS, "embedded": self.embed}
         given |= {"dtypes": READ, "dl_types": [_dl_type(t) for t in READ]}
         given |= {"tables": library.tables, **_cpp(library.groups)}
         texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
@@ -384,9 +384,9 @@ def _extent(rule: Facts) -> str:
 
 
 def _rule(text: str) -> int:
-    if text not in RULES:
+    if text not in OF_EPS:
         raise LngenError(f"this version of lngen has no rule '{text}' for a C library; build the pack again.")
-    return RULES.index(text)
+    return OF_EPS.index(text)
 
 
 def _text(text: str) -> str:

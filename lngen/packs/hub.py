@@ -32,7 +32,7 @@ KINDS = ("cubin",)  # files of kernels by default: sources have no use in the pa
 
 # In the variant: the files of lngen/launch/hub_package, and in OWN the modules of lngen that they use.
 OWN = "_lngen"
-COPIED = ("dtypes.py", "errors.py", "files.py", "launch/*.py")
+COPIED = ("dtypes.py", "errors.py", "files.py", "rules.py", "launch/*.py")
 
 
 # ---- the sources ----

@@ -20,6 +20,7 @@ from lngen.compiler.lower import Argument, Kernel, requested_shared
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
 from lngen.packs.repro_program import DTYPES, drawn, identity
+from lngen.rules import NUMBERS, number
 from lngen.version import __version__
 
 ANY, POSITIVE = (-1.5, 2.5), (0.25, 2.25)  # inputs are drawn from these; a mean of 0 could hide a mistake
@@ -98,12 +99,11 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     found = interpret(plan.graph, arrays | numbers)
     bits = {v.name: (str(v.type.dtype), found[v.name].view(f"u{v.type.dtype.size}")) for v in plan.outputs}
     shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
-    known = {"rows": rows, "inner": 1, "stride": spec.d, "outer_stride": spec.d}  # of rows without gaps
 
     def argument(a: Argument) -> str | tuple[str, float]:
         if a.kind == "value":
             return f"c_{a.ctype}", float(numbers[a.tensor])
-        return ("c_longlong", known[a.kind]) if a.kind in known else a.tensor
+        return ("c_longlong", number(a.kind, rows, 1, spec.d)) if a.kind in NUMBERS else a.tensor
 
     return {
         "spec": str(spec),

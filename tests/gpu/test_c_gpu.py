@@ -10,7 +10,7 @@ import pytest
 
 from c_library import CLibrary
 from c_norms import Call
-from c_packs import CASES, ON_SM_90, pack
+from c_packs import CASES, ON_SM_90, case_of, pack
 from lngen.compiler.ir.numerics import Array
 from lngen.launch.pack import Pack
 
@@ -49,10 +49,9 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Any:
     assert library.call("load", 0) == "OK", library.error()
 
     def made(case: str, rows: int | None = None) -> Call:
-        group, spec, few, how = (CASES | ON_SM_90)[case]
         if case in ON_SM_90 and torch.cuda.get_device_capability() != (9, 0):
             pytest.skip("its schedule is for 9.0")
-        kernels = Pack(folder).described(spec)
+        group, kernels, few, how = case_of(case, library, Pack(folder))
         call = Call(library, TorchMemory(), group, kernels, few if rows is None else rows, **how)
         call.prepare(torch.cuda.current_stream().cuda_stream)
         return call

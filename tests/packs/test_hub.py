@@ -443,9 +443,9 @@ def test_a_call_like_an_earlier_one_passes_the_dispatcher(whole: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_layers_work_under_torch_compile(package: Any, name: str) -> None:
-    """As one operator, with its derivative; rows are dynamic."""
-    case = CASES[name]
+def test_layers_work_under_torch_compile(whole: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As one operator, with its derivative."""
+    case, package = CASES[name], served(monkeypatch, whole)[1]
     layer = getattr(package.layers, case.layer)
     assert layer.can_torch_compile
     taken_by(layer, model := case.model())

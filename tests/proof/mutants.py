@@ -24,9 +24,9 @@ from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import CompileError, PtxError, ValidationError
-from lngen.launch.kernels import Distance
 from lngen.proof.check.inputs import distances, random_inputs, same_bits
 from lngen.proof.ptx import Outcome, run_plan
+from lngen.rules import Distance
 from schedules import cp_async, multipass, registers, tma, unaligned
 
 ARCH = "sm_90"

@@ -1,7 +1,7 @@
 """What packs take: size and time of a build, load to first launch, host time of a launch. Needs gcc and no GPU.
 
     python tests/proof/pack_record.py [--widths 256,512] [--out generated/bench/packs.txt]
-    python tests/proof/pack_record.py --gpu --out generated/bench/h100-packs.txt
+    python tests/proof/pack_record.py --gpu --out generated/bench/h200-packs.txt
 
 Launches go to a driver that answers at once: a C library in place of libcuda, compiled here. With ``--gpu`` they go to
 a GPU, and host times of calls stand beside those of a compiled norm and of PyTorch.

@@ -11,9 +11,9 @@ from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import Plan, lower
 from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import Spec, parse_spec
-from lngen.launch.kernels import Distance
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
+from lngen.rules import Distance
 
 UNUSED_READS = {"global-race", "async-read", "proxy"}  # what an alias may cause: reads of elements that go unused
 MANY = 200  # more than the outer rows of any case

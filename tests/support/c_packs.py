@@ -11,6 +11,7 @@ from bits import spec_of
 from c_library import CLibrary
 from c_norms import Call, FakeMemory, Layout
 from fake_driver import FakeDriver
+from lngen.launch.kernels import Described
 from lngen.launch.pack import Pack
 from lngen.packs.build import build
 
@@ -78,6 +79,13 @@ ON_SM_90 = {
 }
 
 
+def case_of(case: str, library: CLibrary, there: Pack) -> tuple[str, Described, int, dict[str, Any]]:
+    """Group, kernels, rows, and how it is called; the names of own graphs have a digest."""
+    group, spec, rows, how = (CASES | ON_SM_90)[case]
+    named = next(g for g in library.structs if re.sub("_[0-9a-f]{8}(?=_)", "", g) == group)
+    return named, there.described(str(spec_of(spec))), rows, how
+
+
 class Made:
     """A fake GPU that knows the pack, and a library of its own."""
 
@@ -88,8 +96,6 @@ class Made:
 
     def call(self, case: str, device: int = 0, **more: Any) -> Call:
         """A call of a case; the device's context is then current."""
-        group, spec, rows, how = (CASES | ON_SM_90)[case]
-        group = next(g for g in self.library.structs if re.sub("_[0-9a-f]{8}(?=_)", "", g) == group)
+        group, kernels, rows, how = case_of(case, self.library, self.pack)
         c_launcher.begin(self.gpu, device)
-        memory, kernels = FakeMemory(self.gpu, device), self.pack.described(str(spec_of(spec)))
-        return Call(self.library, memory, group, kernels, rows, device=device, **how, **more)
+        return Call(self.library, FakeMemory(self.gpu, device), group, kernels, rows, device=device, **how, **more)

@@ -15,7 +15,6 @@ from lngen.compiler.ir.types import (
     F64,
     FOLDS,
     ORDERS,
-    RULES,
     RUN,
     SUMS,
     Attr,
@@ -45,3 +44,4 @@ from lngen.compiler.ir.types import (
     unequal,
 )
 from lngen.dtypes import DType
+from lngen.rules import RULES

@@ -18,7 +18,6 @@ from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
 from lngen.compiler.ir.types import (
     ORDERS,
-    RULES,
     Attr,
     ByValue,
     Eqn,
@@ -34,6 +33,7 @@ from lngen.compiler.ir.types import (
 )
 from lngen.dtypes import DType
 from lngen.errors import VerifyError, short
+from lngen.rules import RULES
 
 # ---- construction ----
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, RULES, Graph
+from lngen.compiler.ir.types import BF16, Graph
 from lngen.dtypes import DType
+from lngen.rules import RULES
 
 Array = NDArray[Any]
 

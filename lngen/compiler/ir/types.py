@@ -172,24 +172,6 @@ DEFAULT_EPS = 1e-5
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How a number follows from eps: a line of C over the double ``eps``, with ``max`` as its one function.
-
-    ``of`` is the same in Python. The result is rounded once, to the dtype of the parameter.
-    """
-
-    text: str
-    of: Callable[[float], float]
-
-
-RULES = {
-    "eps": Rule("eps", lambda eps: eps),
-    # The square of a divisor that is eps at least: a square of f32 that is 0 would be no divisor.
-    "eps_squared": Rule("max(eps * eps, 0x1p-126)", lambda eps: max(eps * eps, 2.0**-126)),
-}
-
-
-@dataclass(frozen=True)
 class ByValue(Value):
     """A parameter of no axes that a launch passes by value, not in memory.
 

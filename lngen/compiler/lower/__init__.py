@@ -8,11 +8,9 @@ from dataclasses import replace
 from lngen.compiler.ir import FOLDS, D, DType, Eqn, Graph, M, Value, compute_dtype
 from lngen.compiler.ir.places import extract, upstream
 from lngen.compiler.lower.arguments import (
-    NUMBERS,
     ROWS,
     Argument,
     at_two_distances,
-    number,
     sharing,
     tensors,
     workspace,
@@ -25,7 +23,7 @@ from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared
 from lngen.compiler.lower.nest import Nest, nest
-from lngen.compiler.lower.plan import Buffer, Extent, Kernel, Plan, by_level
+from lngen.compiler.lower.plan import Buffer, Kernel, Plan, by_level
 from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
 from lngen.compiler.problem.footprint import (
@@ -39,9 +37,10 @@ from lngen.compiler.problem.footprint import (
 )
 from lngen.compiler.spec import Spec
 from lngen.errors import LowerError
+from lngen.rules import Extent
 
 __all__ = [
-    "NUMBERS", "Argument", "Buffer", "Extent", "Kernel", "Plan", "Statement", "lower", "number", "requested_shared",
+    "Argument", "Buffer", "Extent", "Kernel", "Plan", "Statement", "lower", "requested_shared",
     "structure",
 ]  # fmt: skip
 

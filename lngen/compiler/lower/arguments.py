@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype
 from lngen.compiler.lower.cuda.fragments import c_name
 from lngen.compiler.passes import accumulated
-
-NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers
 
 
 @dataclass(frozen=True)
@@ -87,16 +85,3 @@ def at_two_distances(arguments: Iterable[Argument]) -> tuple[Argument, ...]:
         if a.kind == "stride" or one is a
     )
     return INNER, *listed
-
-
-# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
-Distance = int | tuple[int, int]
-
-
-def number(argument: Argument, rows: int, inner: int, distances: Mapping[str, Distance]) -> int:
-    """The value of an argument of one of the kinds ``NUMBERS``; rows at one distance lie at two as well."""
-    if argument.kind in ("rows", "inner"):
-        return rows if argument.kind == "rows" else inner
-    given = distances[argument.tensor]
-    outer, stride = given if isinstance(given, tuple) else (inner * given, given)
-    return outer if argument.kind == "outer_stride" else stride

@@ -112,7 +112,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
             scalars=tuple(t for t in finish.inputs.launch if t not in rows.inputs.launch),
             uniform=tuple(u for u in finish.uniform if u.note not in {v.note for v in rows.uniform}),
         ),
-        grid=(replace(grid, least=least), rows.grid[1]),
+        grid=(grid._replace(least=least), rows.grid[1]),
         cooperative=True,
         always=True,
         dynamic=max(rows.dynamic, numbers * p.real_size) if staged else 0,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lngen.compiler.ir import RULES, WIDE, ByValue, D, DType, Graph, M, Value, preformatted
+from lngen.compiler.ir import WIDE, ByValue, D, DType, Graph, M, Value, preformatted
 from lngen.compiler.lower.arguments import Argument
 from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
 from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
@@ -16,39 +16,9 @@ from lngen.compiler.lower.nest import Nest
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import BULK
 from lngen.compiler.spec import Spec
+from lngen.rules import RULES, Extent, aligned, laid_out
 
 # ---- kernels ----
-
-
-@dataclass(frozen=True)
-class Extent:
-    """A grid dimension in blocks: ``fixed``, or by rows.
-
-    With rows there are n = ceil(rows / ``per``) blocks or clusters, at most ``limit``, of ``times`` blocks each; the
-    extent is at least ``least`` blocks.
-    """
-
-    fixed: int = 1
-    per: int | None = None
-    limit: int | None = None
-    times: int = 1
-    least: int = 0
-
-    def __call__(self, rows: int) -> int:
-        """Blocks for that many rows."""
-        if self.per is None:
-            return self.fixed
-        needed = -(-rows // self.per)
-        blocks = self.times * (needed if self.limit is None else min(self.limit, needed))
-        return max(self.least, blocks)
-
-    def __str__(self) -> str:
-        if self.per is None:
-            return str(self.fixed)
-        needed = "M" if self.per == 1 else f"ceil(M / {self.per})"
-        blocks = needed if self.limit is None else f"min({self.limit}, {needed})"
-        blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
-        return f"max({self.least}, {blocks})" if self.least else blocks
 
 
 class Levels(NamedTuple):
@@ -175,8 +145,8 @@ class Buffer:
         return f"{self.name}: {self.element}[{size}]{', zero before the first call' if self.zeroed else ''}"
 
     def bytes(self, rows: int) -> int:
-        """The size, rounded up so that the next buffer is aligned to 256 bytes."""
-        return -(-(self.fixed + self.per_row * rows) * self.dtype.size // 256) * 256
+        """The size, rounded up so that the next buffer is aligned."""
+        return aligned((self.fixed + self.per_row * rows) * self.dtype.size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -218,15 +188,14 @@ class Plan:
 
     def workspace_bytes(self, rows: int) -> int:
         """Bytes of workspace that a call with that many rows needs."""
-        return sum(b.bytes(rows) for b in self.workspace)
+        return self._laid_out(rows)[1]
 
     def workspace_offsets(self, rows: int) -> dict[str, int]:
         """The offset of each buffer in the workspace, in bytes."""
-        offsets, start = {}, 0
-        for buffer in self.workspace:
-            offsets[buffer.name] = start
-            start += buffer.bytes(rows)
-        return offsets
+        return self._laid_out(rows)[0]
+
+    def _laid_out(self, rows: int) -> tuple[dict[str, int], int]:
+        return laid_out((b.name, b.bytes(rows)) for b in self.workspace)
 
     def alignment(self, value: Value) -> int:
         """The required alignment of a tensor's base pointer, in bytes."""

@@ -15,12 +15,12 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, Axis, Lengths, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
 from lngen.compiler.lower import Plan
-from lngen.compiler.lower.arguments import Distance
 from lngen.compiler.passes.instance import drawn, indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher
 from lngen.launch.runtime.numpy_arrays import raw
+from lngen.rules import Distance
 
 POISON = 0xFE  # a byte pattern no kernel computes, so that an element never written is detected
 

@@ -13,11 +13,10 @@ from lngen.compiler.devices import capability
 from lngen.compiler.emit import emit
 from lngen.compiler.ir import WIDE, M, Value, bits_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.lower import Argument, Kernel, Plan, number
+from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.problem import OVERLAP_ARCH
 from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import PtxError
-from lngen.launch.kernels import Distance
 from lngen.proof.ptx.batch import MOST, Launch
 from lngen.proof.ptx.compiler import compile_entry
 from lngen.proof.ptx.launch import entry_of, place_globals, run_blocks
@@ -25,6 +24,7 @@ from lngen.proof.ptx.memory import Allocation, GlobalMemory, Rows
 from lngen.proof.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.proof.ptx.parser import Entry, parse
 from lngen.proof.ptx.program import UNSIGNED
+from lngen.rules import Distance, number
 
 Grid = Callable[[Kernel, int], tuple[int, int]]
 
@@ -128,7 +128,7 @@ def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, 
         case "input" | "output":
             return tensors.places[a.tensor].start
         case _:
-            return number(a, rows, tensors.inner, tensors.distances)
+            return number(a.kind, rows, tensors.inner, tensors.distances.get(a.tensor, 0))
 
 
 def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:

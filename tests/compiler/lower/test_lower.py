@@ -25,7 +25,6 @@ from lngen.compiler.toolchain import compile_cubin
 from lngen.config import data_dir
 from lngen.errors import LowerError
 from lngen.files import sha256
-from lngen.launch.kernels import blocks
 from plans import PLANS, SHARED, best, gated, notes, own_spec, plan_of
 from schedules import multipass, registers
 from smooth_graphs import smooth_graph
@@ -237,7 +236,7 @@ def test_the_description_says_how_to_launch(text: str) -> None:
         names = [a["name"] for a in of_kernel["arguments"]]
         assert [d.replace(" __restrict__", "") for d in declared] == [*map(" ".join, zip(types, names, strict=True))]
         for rows in (0, 1, 7, 1000, 10**6):
-            assert [blocks(of_kernel["grid"][axis], rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
+            assert [Extent.of(of_kernel["grid"][axis])(rows) for axis in "xy"] == [g(rows) for g in kernel.grid]
         assert (of_kernel["block"], of_kernel["launch_for_no_rows"]) == (kernel.block, kernel.always)
         assert (of_kernel["cluster"], of_kernel["cooperative"]) == (kernel.cluster, kernel.cooperative)
         assert of_kernel["dynamic_shared_bytes"] == kernel.dynamic

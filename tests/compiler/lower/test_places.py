@@ -24,10 +24,10 @@ from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import ArrayError, ScheduleError
-from lngen.launch.kernels import Distance
 from lngen.launch.runtime import Norm
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import parse, run_plan
+from lngen.rules import Distance
 from mutants import edited, source_of, twin
 from plans import plan_of
 from schedules import multipass, registers, unaligned

@@ -15,10 +15,10 @@ from lngen.compiler.ir import WIDE, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Plan
 from lngen.compiler.toolchain import Binary
-from lngen.launch.kernels import Distance
 from lngen.proof.check import inputs as checked
 from lngen.proof.check import spec_checks
 from lngen.proof.check.inputs import distances, random_inputs
+from lngen.rules import Distance
 from plans import plan_of
 from schedules import registers, tma
 

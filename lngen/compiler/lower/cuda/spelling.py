@@ -20,7 +20,7 @@ from lngen.compiler.ir import (
     is_segment_sum,
     print_eqn,
 )
-from lngen.compiler.lower.arguments import NUMBERS, Argument
+from lngen.compiler.lower.arguments import Argument
 from lngen.compiler.lower.cuda.fragments import (
     BlocksText,
     Join,
@@ -33,6 +33,7 @@ from lngen.compiler.lower.cuda.fragments import (
     c_name,
 )
 from lngen.compiler.lower.nest import Blocks, Loop, Nest, Phase, exchanged_in, joined_from
+from lngen.rules import NUMBERS
 
 # ---- values and equations ----
 

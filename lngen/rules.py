@@ -1,0 +1,109 @@
+"""Rules of a launch, each written once: grids, workspaces, the distances of rows, numbers that follow from eps.
+
+The compiler plans by them, and a launcher launches by them, which a hub package has a copy of. ``lngen help manifest``
+has them in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Union
+
+# ---- grids ----
+
+MOST_BLOCKS = 2**31 - 1  # of a grid
+
+
+class Extent(NamedTuple):
+    """A grid dimension in blocks: ``fixed``, or by rows.
+
+    With rows there are n = ceil(rows / ``per``) blocks or clusters, at most ``limit``, of ``times`` blocks each; the
+    extent is at least ``least`` blocks.
+    """
+
+    fixed: int = 1
+    per: int | None = None
+    limit: int | None = None
+    times: int = 1
+    least: int = 0
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> Extent:
+        """From its description, in which ``fixed`` is null for an extent by rows."""
+        return cls(described["fixed"] or 1, *[described[key] for key in cls._fields[1:]])
+
+    @property
+    def described(self) -> dict[str, int | None]:
+        """The description."""
+        return {**self._asdict(), "fixed": self.fixed if self.per is None else None}
+
+    def __call__(self, rows: int) -> int:
+        """Blocks for that many rows."""
+        if self.per is None:
+            return self.fixed
+        needed = -(-rows // self.per)
+        blocks = self.times * (needed if self.limit is None else min(self.limit, needed))
+        return max(self.least, blocks)
+
+    def __str__(self) -> str:
+        if self.per is None:
+            return str(self.fixed)
+        needed = "M" if self.per == 1 else f"ceil(M / {self.per})"
+        blocks = needed if self.limit is None else f"min({self.limit}, {needed})"
+        blocks = blocks if self.times == 1 else f"{self.times} * {blocks}"
+        return f"max({self.least}, {blocks})" if self.least else blocks
+
+
+# ---- workspaces ----
+
+ALIGNMENT = 256  # bytes, of a workspace and of the buffers in it
+
+
+def aligned(size: int) -> int:
+    """Bytes, rounded up so that the next buffer is aligned."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def laid_out(buffers: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
+    """The offset of each buffer, given by name and bytes, and the bytes of all of them."""
+    offsets, end = {}, 0
+    for name, size in buffers:
+        offsets[name] = end
+        end += aligned(size)
+    return offsets, end
+
+
+# ---- rows ----
+
+# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
+Distance = Union[int, tuple[int, int]]
+
+NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers and no values
+
+
+def number(kind: str, rows: int, inner: int, distance: Distance) -> int:
+    """An argument of one of these kinds; rows at one distance lie at two as well."""
+    if kind in ("rows", "inner"):
+        return rows if kind == "rows" else inner
+    outer, stride = distance if isinstance(distance, tuple) else (inner * distance, distance)
+    return outer if kind == "outer_stride" else stride
+
+
+# ---- numbers that a launch passes by value ----
+
+
+class Rule(NamedTuple):
+    """How a number follows from eps: a line of C over the double ``eps``, with ``max`` as its one function.
+
+    ``of`` is the same in Python. The result is rounded once, to the dtype of the parameter.
+    """
+
+    text: str
+    of: Callable[[float], float]
+
+
+RULES = {
+    "eps": Rule("eps", lambda eps: eps),
+    # The square of a divisor that is eps at least: a square of f32 that is 0 would be no divisor.
+    "eps_squared": Rule("max(eps * eps, 0x1p-126)", lambda eps: max(eps * eps, 2.0**-126)),
+}
