@@ -31,7 +31,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 9
+    assert len(programs) == 10
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -46,7 +46,7 @@ def test_ahead_of_time_builds_for_both_arches(
     assert listed == {path for path in tmp_path.iterdir() if path.suffix in (".cu", ".ptx", ".cubin")}
     assert len([path for path in listed if path.suffix == ".cubin"]) == 5  # one is for GPUs weaker than an A100
     arguments = "rows_, x_ptr_, x_stride_, gamma_ptr_, beta_ptr_, y_ptr_, y_stride_, mean_ptr_, rstd_ptr_"
-    assert f"__rows({arguments}): 128 threads a block" in printed
+    assert re.search(rf"__rows\({arguments}\): \d+ threads a block\n", printed)
 
 
 def test_hub_pack_builds_a_package(
@@ -96,6 +96,13 @@ def test_own_graph_agrees_with_differences(monkeypatch: pytest.MonkeyPatch, caps
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "relative error" in line]
     assert [line[0] for line in lines] == ["dx", "dgate", "dgamma"]
     assert all(abs(float(line[2])) > 0.1 and float(line[-1]) < 1e-7 for line in lines)
+
+
+def test_derived_axes_agree_with_numpy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("derived_axes", monkeypatch=monkeypatch)
+    errors = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(errors) == 5
+    assert max(errors) < 1e-5
 
 
 def test_residual_streams(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
