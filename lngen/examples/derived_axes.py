@@ -18,9 +18,9 @@ def block_scaled(b: GraphBuilder) -> None:
     blocks = b.axis("B", D / BLOCK)
     x = b.input("x", M, D)
     y = x * (b.mean(x * x) + b.eps()).rsqrt() * b.input("gamma", D)
-    scale = b.max(abs(y), to=blocks).maximum(1e-12) / 448.0
+    scale = b.stop_gradient(b.max(abs(y), to=blocks).maximum(1e-12) / 448.0)
     b.output("q", y / scale)
-    b.output("scale", b.stop_gradient(scale), dtype="f32")
+    b.output("scale", scale, dtype="f32")
 
 
 def group_normed(b: GraphBuilder) -> None:

@@ -17,10 +17,8 @@ from lngen.compiler.ir import (
     DEFAULT_EPS,
     WIDE,
     Axis,
-    DType,
     Eqn,
     Graph,
-    Lengths,
     Value,
     derived_axes,
     is_over_segments,
@@ -37,39 +35,43 @@ Function = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Call:
-    """What the meanings of a call share: PyTorch, the lengths of the axes, the dtype of each lngen dtype."""
+    """What the meanings of a call share: PyTorch, the lengths of axes by name, the dtype of each lngen dtype.
+
+    torch.compile hashes no objects of a class of ours, so tables have names as keys.
+    """
 
     torch: ModuleType
-    size: Mapping[Axis, int]
-    dtypes: Mapping[DType, Any]
+    sizes: Mapping[str, int]
+    dtypes: Mapping[str, Any]
     like: Tensor
 
     def tensor(self, x: Tensor, eqn: Eqn) -> Tensor:
         """``x`` as a tensor of the equation's dtype, also if it is a constant."""
         if isinstance(x, self.torch.Tensor):
             return x
-        return self.torch.full((1, 1), x, dtype=self.dtypes[eqn.out.type.dtype], device=self.like.device)
+        return self.torch.full((1, 1), x, dtype=self.dtypes[eqn.out.type.dtype.value], device=self.like.device)
 
-    @property
-    def lengths(self) -> Lengths:
-        """The lengths of a graph that derives axes."""
-        assert isinstance(self.size, Lengths)
-        return self.size
+    def size(self, axis: Axis) -> int:
+        """The length of an axis."""
+        return self.sizes[axis.name]
 
     def at(self, x: Tensor, place: int, axis: Axis, wanted: Axis) -> Tensor:
-        """``x`` along ``axis``, repeated for the elements of the finer axis ``wanted``."""
-        return x.index_select(place, self.torch.from_numpy(self.lengths.positions(wanted, axis)).to(x.device))
+        """``x`` along ``axis``, repeated for the finer axis ``wanted``: each element in a row, or all in turn."""
+        times, beside = self.size(wanted) // self.size(axis), place + (axis.by == "/")
+        shape = [*x.shape]
+        shape.insert(beside, times)
+        return x.unsqueeze(beside).expand(shape).flatten(place, place + 1)
 
     def grouped(self, x: Tensor, eqn: Eqn) -> tuple[Tensor, int]:
         """``x`` with the elements that a reduction joins in a dimension of their own, and that dimension."""
         place = WIDE.index(eqn.axis.root)
         if eqn.to is None:
             return x, place
-        shape = [*x.shape]
-        shape[place] = self.size[eqn.axis]
-        groups = self.torch.from_numpy(self.lengths.groups(eqn.axis, eqn.to)).to(x.device)
-        full = x.expand(shape).index_select(place, groups.reshape(-1))
-        return full.unflatten(place, tuple(groups.shape)), place + 1
+        shape, groups = [*x.shape], self.size(eqn.to)
+        shape[place] = self.size(eqn.axis)
+        whole, neighbours = x.expand(shape), eqn.to.by == "/"
+        sizes = (groups, -1) if neighbours else (-1, groups)
+        return whole.unflatten(place, sizes), place + neighbours
 
 
 Meaning = Callable[[Call, Eqn, tuple[Tensor, ...]], Tensor]
@@ -90,11 +92,10 @@ def torch_function(graph: Graph, *, wide: bool = False, eps: float = DEFAULT_EPS
                 "its sums are ordered is expected, and for a new op a row in lngen/proof/torch_graph.py."
             )
 
-    numbers = _numbers(graph, eps)
+    run = _runner(graph, graph.eqns, graph.tensors, graph.results, eps, wide)
 
     def function(*inputs: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(graph.tensors, inputs, strict=True))
-        return _run(graph, graph.eqns, given, numbers, graph.results, wide)
+        return run(inputs)
 
     return function
 
@@ -106,50 +107,57 @@ def evaluate(graph: Graph, given: Mapping[Value, Tensor], wanted: Sequence[Value
         if eqn.out in needed:
             needed.update(a for a in eqn.args if a not in given)
     eqns = [eqn for eqn in graph.eqns if eqn.out in needed]
-    return _run(graph, eqns, given, _numbers(graph, eps), wanted, False)
+    return _runner(graph, eqns, [*given], wanted, eps, False)([*given.values()])
 
 
-def _numbers(graph: Graph, eps: float) -> dict[Value, Tensor]:
-    numbers = values_of(graph, eps)
-    return {v: float(numbers[v.name]) for v in graph.by_value}
-
-
-def _run(
-    graph: Graph,
-    eqns: Sequence[Eqn],
-    given: Mapping[Value, Tensor],
-    numbers: Mapping[Value, Tensor],
-    wanted: Sequence[Value],
-    wide: bool,
-) -> tuple[Tensor, ...]:
+def _runner(
+    graph: Graph, eqns: Sequence[Eqn], given: Sequence[Value], wanted: Sequence[Value], eps: float, wide: bool
+) -> Callable[[Sequence[Tensor]], tuple[Tensor, ...]]:
+    """A function of the values ``given`` that evaluates equations; what needs no tensor is computed here, once."""
     import torch
 
-    found: dict[Axis, int] = {}
-    for value, tensor in given.items():
-        found |= dict(zip(value.type.axes, tensor.shape, strict=True))
-    size = Lengths(found) if derived_axes(graph) else found  # torch.compile knows plain dictionaries alone
-    dtypes = {DType(t): torch.float64 if wide else own for t, own in torch_dtypes().items()}
-    call = Call(torch, size, dtypes, next(iter(given.values())))
-    values = {**numbers, **{v: t.reshape(_spread(v, size)) for v, t in given.items()}}
-    for eqn in eqns:
-        args = [values[a] for a in eqn.args]
-        for n, place, axis, finer in unequal(eqn) if isinstance(size, Lengths) else ():
-            args[n] = call.at(args[n], place, axis, finer)
-        values[eqn.out] = MEANINGS[eqn.op](call, eqn, tuple(args))
-    return tuple(_gather(call, graph, r, values[r]) for r in wanted)
+    numbers = {v.name: float(n) for v in graph.by_value for n in [values_of(graph, eps)[v.name]]}
+    dtypes = {t: torch.float64 if wide else own for t, own in torch_dtypes().items()}
+    steps = [(eqn, MEANINGS[eqn.op], unequal(eqn)) for eqn in eqns]
+    derived = derived_axes(graph)
+    producers = {v.name: eqn for v, eqn in graph.producers().items()}
+
+    def sizes_of(tensors: Sequence[Tensor]) -> dict[str, int]:
+        found = {
+            axis.name: n
+            for v, t in zip(given, tensors, strict=True)
+            for axis, n in zip(v.type.axes, t.shape, strict=True)
+        }
+        for axis in derived:
+            if axis.name not in found:
+                found[axis.name] = axis.length(found[axis.root.name])
+        return found
+
+    def run(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        call = Call(torch, sizes_of(tensors), dtypes, tensors[0])
+        values = {**numbers, **{v.name: t.reshape(_spread(v, call.sizes)) for v, t in zip(given, tensors, strict=True)}}
+        for eqn, meaning, places in steps:
+            args = [values[a.name] for a in eqn.args]
+            for n, place, axis, finer in places:
+                args[n] = call.at(args[n], place, axis, finer)
+            values[eqn.out.name] = meaning(call, eqn, tuple(args))
+        return tuple([_gather(call, producers.get(r.name), r, values[r.name]) for r in wanted])
+
+    return run
 
 
-def _spread(value: Value, size: Mapping[Axis, int]) -> tuple[int, ...]:
+def _spread(value: Value, sizes: Mapping[str, int]) -> tuple[int, ...]:
     """The shape over [M, D], of size 1 along the axes that the value lacks."""
-    axes = (value.type.along(root) for root in WIDE)
-    return tuple(1 if axis is None else size[axis] for axis in axes)
+    axes = [value.type.along(root) for root in WIDE]
+    return tuple([1 if axis is None else sizes[axis.name] for axis in axes])
 
 
-def _gather(call: Call, graph: Graph, value: Value, x: Tensor) -> Tensor:
+def _gather(call: Call, producer: Eqn | None, value: Value, x: Tensor) -> Tensor:
     """A result in the shape of its type."""
     if not isinstance(x, call.torch.Tensor):
-        x = call.tensor(x, graph.producers()[value])
-    return x.reshape(tuple(call.size[axis] for axis in value.type.axes))
+        assert producer is not None
+        x = call.tensor(x, producer)
+    return x.reshape(tuple([call.size(axis) for axis in value.type.axes]))
 
 
 # ---- meanings ----
@@ -191,12 +199,12 @@ def _where(c: Call, chosen: Tensor, x: Tensor, y: Tensor, e: Eqn) -> Tensor:
 def _expanded(c: Call, e: Eqn, x: Tensor) -> Tensor:
     """``x``, repeated along the equation's axis."""
     has = e.args[0].type.along(e.axis.root)
-    return x.expand(_spread(e.out, c.size)) if has is None else c.at(x, WIDE.index(e.axis.root), has, e.axis)
+    return x.expand(_spread(e.out, c.sizes)) if has is None else c.at(x, WIDE.index(e.axis.root), has, e.axis)
 
 
 def _places(c: Call, e: Eqn) -> Tensor:
     """0, 1, 2, ... along the equation's axis."""
-    return c.torch.arange(c.size[e.axis], device=c.like.device).reshape(_spread(e.out, c.size))
+    return c.torch.arange(c.size(e.axis), device=c.like.device).reshape(_spread(e.out, c.sizes))
 
 
 def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
@@ -210,9 +218,9 @@ MEANINGS: dict[str, Meaning] = {
     **{op: _reduced(method) for op, method in REDUCTIONS.items()},
     "reduce_dot": lambda c, e, a: _reduced("sum")(c, e, (a[0] * a[1],)),
     "const": lambda c, e, a: float(e.value),
-    "size": lambda c, e, a: float(c.size[e.axis] if e.per is None else c.lengths.per(e.axis, e.per)),
+    "size": lambda c, e, a: float(c.size(e.axis) // (1 if e.per is None else max(c.size(e.per), 1))),
     "iota": lambda c, e, a: _places(c, e),
-    "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype]),
+    "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype.value]),
     "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
     "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),

@@ -164,7 +164,7 @@ def plan(name: str, subject: str, role: str = "rows", **changes: Callable[[Kerne
 
 def grid(axis: int = 0, **changes: Any) -> Callable[[Kernel], Any]:
     """The grid of a kernel with another rule for one of its axes."""
-    return lambda k: tuple(replace(g, **changes) if n == axis else g for n, g in enumerate(k.grid))
+    return lambda k: tuple(g._replace(**changes) if n == axis else g for n, g in enumerate(k.grid))
 
 
 def swapped(a: str, b: str, kind: str) -> Callable[[Kernel], tuple[Argument, ...]]:

@@ -67,6 +67,14 @@ class Axis:
         """Its text in the head of a graph: ``B = D / 128``."""
         return f"{self.name} = {self.base} {self.by} {self.number}"
 
+    def length(self, whole: int) -> int:
+        """Its elements, if its base has ``whole``; ValueError if it does not divide that, or an array has to say it."""
+        if not isinstance(self.number, int):
+            raise ValueError(f"no input says how long {self.declaration} is")
+        if whole % self.number:
+            raise ValueError(f"{self.declaration}: {whole} elements along {self.base} are not divided by {self.number}")
+        return whole // self.number if self.by == "/" else self.number
+
     @property
     def of_order(self) -> bool:
         """True for the segments of a row that an order of sums makes."""
@@ -144,14 +152,9 @@ class Lengths(dict[Axis, int]):
         """That of a derived axis that no array has; ValueError if it does not divide its base."""
         if axis.base is None:
             raise KeyError(axis)
-        whole, number = self[axis.base], axis.number
         if axis.of_order:
-            return -(-whole // self.segment)
-        if not isinstance(number, int):
-            raise ValueError(f"no input says how long {axis.declaration} is")
-        if whole % number:
-            raise ValueError(f"{axis.declaration}: {whole} elements along {axis.base} are not divided by {number}")
-        return whole // number if axis.by == "/" else number
+            return -(-self[axis.base] // self.segment)
+        return axis.length(self[axis.base])
 
     def per(self, axis: Axis, of: Axis) -> int:
         """Elements of ``axis`` that an element of ``of`` has; of the last segment of a row perhaps fewer."""

@@ -16,7 +16,7 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import D, M, S, is_segment_sum
 from lngen.compiler.ir.places import depths
 from lngen.compiler.lower import Extent, Plan, lower
-from lngen.compiler.lower.cuda.spelling import note
+from lngen.compiler.lower.cuda.spelling import declaration, note
 from lngen.compiler.lower.nest import in_loop, saved
 from lngen.compiler.problem import Schedule, problem
 from lngen.compiler.schedule import ranked
@@ -135,7 +135,7 @@ def test_pointers_that_may_be_the_same_are_not_declared_to_differ(text: str, sha
     plan = lower(spec, Compilation(spec).schedule())
     arguments = [a for k in plan.kernels for a in k.arguments if a.kind in ("input", "output")]
     assert not re.search(rf"<Row, ReadOnlyLoad>\(({'|'.join(shared) or 'none'})_ptr_", emit(plan))
-    assert {a.tensor for a in arguments if "__restrict__" not in a.declaration} == shared
+    assert {a.tensor for a in arguments if "__restrict__" not in declaration(a)} == shared
     pairs = described(plan)["in_place"]["outputs"]
     assert {name for output, inputs in pairs.items() for name in (output, *inputs)} <= shared
 

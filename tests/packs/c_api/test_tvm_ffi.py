@@ -16,7 +16,7 @@ import c_launcher
 from c_driver import Bridge, cc, no_op
 from c_library import CLibrary
 from c_norms import Call, FakeMemory
-from c_packs import CASES, HEADS, Made
+from c_packs import CASES, HEADS, Made, case_of
 from fake_driver import FakeDriver
 
 pytest.importorskip("cupy")
@@ -59,7 +59,7 @@ class Norms(Made):
         return found
 
     def _tensor(self, fields: dict[str, Any], t: Any, rows: tuple[int, ...], **how: Any) -> Any:
-        lengths, strides = [n for axis in t["axes"] for n in (rows if axis == "M" else (fields["d"],))], []
+        lengths, strides = [*Tensor.of(t).shape(rows, fields["d"])], []
         if step := fields.get(f"{t['name']}_stride"):
             outer = fields.get(f"{t['name']}_outer_stride") or step * rows[-1]
             strides = [outer, step, 1][-len(lengths) :]
@@ -81,9 +81,10 @@ def make(folder: Path, compiled: Path, bridge: Bridge) -> Iterator[Callable[...,
 def test_calls_have_the_bits_of_the_interpreter(make: Any) -> None:
     """Twice each, in a workspace that is not zero; the first call loads the kernels."""
     norms = make()
-    for case, (group, spec, rows, how) in CASES.items():
+    for case in CASES:
+        group, kernels, rows, how = case_of(case, norms.library, norms.pack)
         two = how.get("layout") == HEADS
-        call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), rows - two, **how)
+        call = Call(norms.library, FakeMemory(norms.gpu), group, kernels, rows - two, **how)
         shape = (2, 3) if two else (2, rows // 2) if rows % 2 == 0 else (rows,)
         given = norms.given(call, *shape)
         eps = [call.fields["eps"]] if "eps" in call.fields else []
