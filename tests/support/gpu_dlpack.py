@@ -7,7 +7,14 @@ from typing import Any
 import tvm_ffi
 
 CUDA = 2  # kDLCUDA
-DTYPES = {"f16": (2, 16), "bf16": (4, 16), "f32": (2, 32), "f64": (2, 64), "u8": (1, 8)}  # DLDataType: code and bits
+DTYPES = {
+    "f16": (2, 16),
+    "bf16": (4, 16),
+    "f32": (2, 32),
+    "f64": (2, 64),
+    "u8": (1, 8),
+    "i32": (0, 32),
+}  # DLDataType: code and bits
 
 _capsule: Any = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)

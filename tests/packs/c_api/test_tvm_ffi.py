@@ -18,6 +18,7 @@ from c_library import CLibrary
 from c_norms import Call, FakeMemory
 from c_packs import CASES, HEADS, Made, case_of
 from fake_driver import FakeDriver
+from lngen.launch.signature import Tensor
 
 pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")
