@@ -79,7 +79,7 @@ _KERNEL_SET = {
     "tensors": [_TENSOR],
     "same_tensor": Each(str),
     "call": _CALL,
-    "in_place": {"reads_again": bool},
+    "in_place": {"outputs": Each([str]), "reads_again": bool},
     "programmatic_stream_serialization": {"minimum_arch": re.compile(r"sm_\d{2,3}", re.ASCII)},
     "kernels": [_KERNEL],
     "workspace": {"buffers": [_BUFFER]},
@@ -186,6 +186,9 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
     if not right or not {*same.values()} <= {*outputs}:
         return "has other outputs than its spec"
     named = {a["number"] for kernel in kernels for a in kernel["arguments"] if a["kind"] == "value"}
+    may = entry["in_place"]["outputs"]
+    if not ({*may} <= {*outputs} and all({*names} <= {*inputs} for names in may.values())):
+        return "has an output in the place of what is no input"
     if not {call["leader"], *call["cotangents"]} <= {*inputs} or not named <= {n["name"] for n in call["numbers"]}:
         return "has a call of what there is not"
     return ""

@@ -16,7 +16,10 @@ from commands import prints
 from fake_driver import SHARED_OPTIN, FakeDriver
 from fake_images import cubins_of_ptx
 from host_tensors import pass_for_gpu_tensors
+from lngen.compiler.compile import Compilation
+from lngen.compiler.contract import described
 from lngen.compiler.devices import device_for
+from lngen.compiler.spec import parse_spec
 from lngen.launch import driver
 from lngen.launch.driver import Launch
 from lngen.launch.kernels import Bound
@@ -194,3 +197,12 @@ def test_the_page_has_every_key_in_the_order_of_the_file(pack: Callable[[str], P
     listed = json.dumps(SCHEMA["$defs"]["argument"])
     assert {*re.findall(r'"(\w+)"', re.findall(r'"kind": .*?"enum": \[(.*?)\]', listed)[0])} == {*named(kinds)}
     assert f"| `schema_version` | {document['schema_version']} |" in top
+
+
+def test_the_page_shows_a_call() -> None:
+    (text,) = re.findall(r"## One call\n.*?```json\n(.*?)```", page("manifest"), re.DOTALL)
+    compilation = Compilation(parse_spec("rmsnorm.fwd:d=64,dtype=bf16,eps=run"))
+    made = described(compilation.kernels(compilation.schedule("sm_90")).plan)
+    shown = json.loads(text)
+    assert shown == {key: made[key] for key in shown}
+    assert [*shown] == ["tensors", "call", "in_place", "kernels", "workspace"]

@@ -1,5 +1,6 @@
 """If these fail, schema.json and the manifests of builds disagree, or a wrong manifest is found too late."""
 
+import random
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import pytest
 
 import lngen
+from lngen.errors import LngenError
 from lngen.launch.pack import FILE_NAME, Pack
 from lngen.launch.shape import check_document
 from lngen.packs.verify import verify
 from own_graphs import own
-from packs import SCHEMA, at, changed, is_named, manifest_of, places, with_wrong_values, without_keys, written
+from packs import SCHEMA, WRONG, at, changed, is_named, manifest_of, places, with_wrong_values, without_keys, written
 
 VALIDATORS = pytest.importorskip("jsonschema")  # of the test extra; the machine of a GPU run may lack it
 FWD, BWD = "rmsnorm.fwd:d=64,dtype=bf16", "layernorm.bwd:d=64,dtype=bf16"
@@ -157,3 +159,50 @@ def test_whatever_a_manifest_lacks_a_program_says_it_in_a_sentence(build: Any, r
             verify(tmp_path)
     assert len(refused) > 500
     assert max(map(len, refused)) < 300
+
+
+LENGTHS = ("D / 0", "M / 00128", "roundup(M, 99999999999)", "ceil(D)", str(2**63), "-1", "N", "D * 2", "", "stride / 2")
+
+
+def tampered(document: Any, rng: random.Random) -> Any:
+    """A manifest with one value of another kind, a length that there is not, a key less, or another version."""
+    how = rng.randrange(4)
+    if how == 0:
+        return changed(document, ("schema_version",), rng.choice([4, 6, "5", 5.0, 10**30]))
+    listed = [(place, rule) for place, rule in places(document) if place]
+    lengths = [place for place, rule in listed if rule.endswith(("shape.*", "strides.*"))]
+    if how == 1:
+        return changed(document, rng.choice(lengths), rng.choice(LENGTHS))
+    place, _ = rng.choice(listed)
+    if how == 2 and isinstance(place[-1], str):
+        return changed(document, place, delete=True)
+    return changed(document, place, rng.choice([*WRONG, 2**63, "é" * 300, {}, [[]], -(2**62)]))
+
+
+def test_a_tampered_description_is_one_sentence(rich: Any) -> None:
+    """500 of them, drawn by a seed: each is refused in a sentence, or says nothing that a program reads."""
+    rng, refused = random.Random(45), []
+    for _ in range(500):
+        try:
+            check_document(tampered(rich, rng))
+        except ValueError as error:
+            refused.append(str(error))
+    assert len(refused) > 350
+    assert max(map(len, refused)) < 300
+    assert not [text for text in refused if "\n" in text]
+
+
+def test_a_changed_digit_is_found(build: Any, tmp_path: Path) -> None:
+    """In whatever field: the file has its own hash, and that of each kernel set."""
+    folder = build("single launch")
+    for source in folder.iterdir():
+        if source.is_file():
+            (tmp_path / source.name).write_bytes(source.read_bytes())
+    raw, rng = (folder / FILE_NAME).read_bytes(), random.Random(45)
+    digits = [n for n, byte in enumerate(raw) if byte in b"0123456789"]
+    assert Pack(tmp_path).check()
+    for place in rng.sample(digits, 300):
+        other = rng.choice([d for d in b"0123456789" if d != raw[place]])
+        (tmp_path / FILE_NAME).write_bytes(raw[:place] + bytes([other]) + raw[place + 1 :])
+        with pytest.raises(LngenError, match=r"is expected to be a pack"):
+            Pack(tmp_path).check()
