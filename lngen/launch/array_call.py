@@ -31,6 +31,10 @@ from .signature import NO_VALUES, Signature, Tensor, Values
 WIDEST = 16  # bytes of the widest memory access; arrays aligned to it fit every plan
 
 
+# What calls have launched stays loaded: a CUDA graph may have the kernels, and outlive whoever captured it.
+LAUNCHED: set[Loaded] = set()
+
+
 class NoHostArrays:
     """The type of host arrays for calls that take none: nothing is an instance."""
 
@@ -233,12 +237,17 @@ class ArrayCall(ABC):
         vec = recipe.vec if together % WIDEST == 0 else self._vec_for(recipe, pointers)
         bound = recipe.bounds.get(vec)
         if bound is None:
-            bound = self.loaded(recipe.device, vec, recipe.rows).bind(recipe.rows, recipe.strides, recipe.inner)
-            recipe.bounds[vec] = bound
+            recipe.bounds[vec] = bound = self.bind(recipe, vec)
         for i, j, low, high in recipe.near:
             if low < pointers[i] - pointers[j] < high:  # one hit suffices: all arrays are examined
                 return bound, self._overwritten(recipe, pointers, bound)
         return bound, ()
+
+    def bind(self, recipe: Recipe, vec: int | None) -> Bound:
+        """The kernels for that width of access, without addresses. They stay loaded when the call is gone."""
+        loaded = self.loaded(recipe.device, vec, recipe.rows)
+        LAUNCHED.add(loaded)
+        return loaded.bind(recipe.rows, recipe.strides, recipe.inner)
 
     def _overwritten(self, recipe: Recipe, pointers: list[int], bound: Bound) -> tuple[str, ...]:
         """The inputs that a result overwrites; ArrayError where arrays share memory in any other way."""

@@ -114,8 +114,7 @@ class Kernels:
             *layouts, outs[0] = layouts
         self.recipe = call.recipe(self.library, layouts, outs)
         self.values = call.values(eps if call.signature.numbers else None).bits
-        loaded = call.loaded(self.recipe.device, self.recipe.vec, self.recipe.rows)
-        self.bound = loaded.bind(self.recipe.rows, self.recipe.strides, self.recipe.inner)
+        self.bound = call.bind(self.recipe, self.recipe.vec)
         self.bound.give(self.values)
         self.recipe.bounds[self.recipe.vec] = self.bound  # for the general launch too
         self.count = len(call.outputs) - shared

@@ -12,12 +12,14 @@ import pytest
 
 import lngen.launch.runtime as runtime
 from fake_gpu import FakeGpu, Launched
+from lngen.compiler.compile import Compilation
 from lngen.compiler.lower import lower
 from lngen.compiler.problem import Schedule, parse_schedule
 from lngen.compiler.spec import parse_spec
 from lngen.launch.driver import PER_THREAD_STREAM
 from lngen.launch.kernels import Workspace, Workspaces
 from lngen.launch.runtime import Norm, Saved
+from lngen.launch.runtime.launcher import Launcher
 
 D = 64
 ONE_LAUNCH = {"bwd": "form=registers,threads=8,rows_per_block=64,vec=4,single_launch=yes"}
@@ -191,6 +193,22 @@ def test_the_per_thread_default_stream_is_another_one_in_each_thread(gpu: FakeGp
     in_threads(2, lambda: [norm.backward(dy, saved) for _ in range(3)])
     places = {(done.thread, workspace(done)) for done in gpu.launched}
     assert len(places) == len({place for _, place in places}) == 2
+
+
+def test_kernels_outlive_the_norm_whose_call_a_graph_may_have(gpu: FakeGpu) -> None:
+    """A kernel set that no call has launched, such as one that was tuned, is unloaded with its owner."""
+    norm, saved, dy = prepared(gpu)
+    norm.backward(dy, saved)
+    gpu.calls.clear()
+    del norm, saved
+    gc.collect()
+    assert "cuModuleUnload" not in gpu.calls
+    spec = parse_spec("layernorm.fwd:d=64,dtype=f32")
+    kernels = Compilation(spec).kernels(Schedule("registers", 8, 16, 4))
+    alone = Launcher(kernels.plan, kernels.cubin("sm_90").image, 0)
+    del alone
+    gc.collect()
+    assert "cuModuleUnload" in gpu.calls
 
 
 def test_only_the_arrivals_are_zeroed() -> None:

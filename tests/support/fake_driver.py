@@ -24,6 +24,7 @@ from fake_launches import Entries, Launched, Loaded, launch_of, occupancy, runne
 from fake_memories import Memories
 from lngen.compiler.devices import Device, capability, device_for
 from lngen.compiler.toolchain import compile_ptx
+from lngen.launch.array_call import LAUNCHED
 from lngen.proof.ptx.outcome import Finding
 
 # CUdevice_attribute
@@ -65,6 +66,7 @@ class FakeDriver(Graphs):
         devices: int = 1,
     ) -> None:
         super().__init__()
+        LAUNCHED.clear()  # of another GPU, whose functions have the same addresses
         self.capability, self.name, self.version, self.devices = capability, name, version, devices
         self.attributes = attributes_of(device_for("sm_{}{}".format(*capability)), capability, multiprocessors)
         self.refuse: dict[str, int] = {}
