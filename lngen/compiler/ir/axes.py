@@ -48,9 +48,6 @@ class Axis:
     def __reduce__(self) -> tuple[Any, ...]:
         return Axis, (self.name, self.base, self.by, self.number)
 
-    def __hash__(self) -> int:
-        return hash(self.name)
-
     def __str__(self) -> str:
         return self.name
 
