@@ -1,7 +1,7 @@
 """Rules of a launch, each written once: grids, workspaces, the distances of rows, numbers that follow from eps.
 
-The compiler plans by them, and a launcher launches by them, which a hub package has a copy of. ``lngen help manifest``
-has them in words.
+The compiler plans by them, and a launcher launches by them; a hub package has a copy of this file. ``lngen help
+manifest`` has them in words.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ MOST_BLOCKS = 2**31 - 1  # of a grid
 class Extent(NamedTuple):
     """A grid dimension in blocks: ``fixed``, or by rows.
 
-    With rows there are n = ceil(rows / ``per``) blocks or clusters, at most ``limit``, of ``times`` blocks each; the
-    extent is at least ``least`` blocks.
+    By rows: max(``least``, ``times`` * min(``limit``, ceil(rows / ``per``))); ``times`` is the blocks of a cluster.
     """
 
     fixed: int = 1
@@ -78,10 +77,10 @@ def laid_out(buffers: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
 # Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
 Distance = Union[int, tuple[int, int]]
 
-NUMBERS = ("rows", "inner", "stride", "outer_stride")  # kinds of arguments that are no pointers and no values
+ROW_KINDS = ("rows", "inner", "stride", "outer_stride")  # of arguments: how many rows there are, and where they lie
 
 
-def number(kind: str, rows: int, inner: int, distance: Distance) -> int:
+def row_argument(kind: str, rows: int, inner: int, distance: Distance) -> int:
     """An argument of one of these kinds; rows at one distance lie at two as well."""
     if kind in ("rows", "inner"):
         return rows if kind == "rows" else inner

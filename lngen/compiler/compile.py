@@ -23,7 +23,7 @@ from lngen import config
 from lngen.compiler.devices import DEFAULT_ARCH, Device, oldest_first
 from lngen.compiler.emit import commands, emit
 from lngen.compiler.headers import bundled
-from lngen.compiler.ir import Graph, is_over_segments
+from lngen.compiler.ir import D, Graph
 from lngen.compiler.lower import Plan, lower, structure
 from lngen.compiler.problem import ANY, Problem, Schedule, check_arch, complete, parse_schedule, problem
 from lngen.compiler.schedule import attempts, known_clean
@@ -121,11 +121,12 @@ class Compilation:
     def refusal(self) -> LowerError | None:
         """Why no schedule has kernels for the graph, which the interpreter may compute all the same; None if one has.
 
-        Nothing is lowered but a graph with column sums and values along S: the first schedule decides whether it can.
+        Nothing is lowered but a graph with column sums and values along segments or blocks: the first schedule decides
+        whether it can.
         """
         try:
             parts, _ = structure(self.graph)
-            if parts.sums and any(is_over_segments(e.out) for e in self.graph.eqns):
+            if parts.sums and any(e.out.type.along(D) not in (None, D) for e in self.graph.eqns):
                 self.kernels(next(attempts(self.problem, (DEFAULT_ARCH,))))
         except LowerError as error:
             return error

@@ -16,7 +16,7 @@ from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
 from lngen.dtypes import FLOATS
 from lngen.files import sha256
-from lngen.rules import ALIGNMENT, NUMBERS, RULES
+from lngen.rules import ALIGNMENT, ROW_KINDS, RULES
 
 
 def call(spec: Spec, graph: Graph) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
             if a.kind == "value"
             else {
                 "name": a.name,
-                "ctype": "long long" if a.kind in NUMBERS else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": "long long" if a.kind in ROW_KINDS else f"{'const ' if a.const else ''}{a.ctype}*",
                 "kind": a.kind,
                 "tensor": a.tensor or None,
             }

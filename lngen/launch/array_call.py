@@ -185,8 +185,10 @@ class ArrayCall(ABC):
         self, library: Library, recipe: Recipe, given: tuple[Any, ...], pointers: list[int]
     ) -> tuple[tuple[Any, ...], list[int]]:
         """New arrays where none was given, and the addresses of all."""
-        results = tuple([make() if a is None else a for make, a in zip(recipe.makers, given)])
-        return results, pointers[: len(self.inputs)] + library.describe(results)[0]
+        new = [make() for make, a in zip(recipe.makers, given) if a is None]
+        arrays, made, known = iter(new), iter(library.describe(new)[0]), iter(pointers[len(self.inputs) :])
+        results = tuple([next(arrays) if a is None else a for a in given])
+        return results, pointers[: len(self.inputs)] + [next(made) if a is None else next(known) for a in given]
 
     def _views(self, library: Library, arrays: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         inputs = [self._view(library, self._present(t.name, a), t) for a, t in zip(arrays, self.inputs)]

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import LngenError
-from ..rules import MOST_BLOCKS, NUMBERS, Distance, Extent, laid_out, number
+from ..rules import MOST_BLOCKS, ROW_KINDS, Distance, Extent, laid_out, row_argument
 from .arrays import Library
 from .driver import (
     CLUSTER_DIMENSION,
@@ -149,8 +149,8 @@ class Bound:
     def _slot(self, slot: int, a: Described, rows: int, strides: Mapping[str, Distance], inner: int) -> int:
         """The place of an argument in the block: ``slot``, or that of a tensor's pointer."""
         kind, tensor = a["kind"], a["tensor"]
-        if kind in NUMBERS:
-            self.block[slot] = number(kind, rows, inner, strides.get(tensor, 0))
+        if kind in ROW_KINDS:
+            self.block[slot] = row_argument(kind, rows, inner, strides.get(tensor, 0))
         elif kind == "workspace":
             self.buffers.append((slot, self._offsets[tensor]))
         elif kind == "value":

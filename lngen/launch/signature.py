@@ -144,7 +144,7 @@ class Signature(NamedTuple):
 
     text             of the spec; ``forward``: that of its forward
     strides          1, or 2 for rows at two distances
-    inputs, outputs  in order; ``leader``: the number of the input that gives rows, library and device
+    inputs, outputs  in order; ``leader``: the index of the input that gives rows, library and device
     numbers          passed by value
     eps              built in; "run" if every call gives it; None for a graph without one
     returned         the names of what a caller gets: of results, or of gradients

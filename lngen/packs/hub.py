@@ -278,8 +278,8 @@ tags: [kernel, cuda, layernorm, rmsnorm]
 # {name}
 
 LayerNorm and RMSNorm, forward and backward, for PyTorch: CUDA kernels that lngen compiled ahead of time, for compute
-capabilities {archs}. Nothing is compiled where they run; they need PyTorch and an NVIDIA driver. Every result is that
-of lngen's interpreter, bit for bit, on every GPU.
+capabilities {archs}. Nothing is compiled where they run; they need PyTorch 2.4 or newer and an NVIDIA driver. Every
+result is that of lngen's interpreter, bit for bit, on every GPU.
 
 ```python
 from kernels import get_kernel

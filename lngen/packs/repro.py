@@ -20,7 +20,7 @@ from lngen.compiler.lower import Argument, Kernel, requested_shared
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
 from lngen.packs.repro_program import DTYPES, drawn, identity
-from lngen.rules import NUMBERS, number
+from lngen.rules import ROW_KINDS, row_argument
 from lngen.version import __version__
 
 ANY, POSITIVE = (-1.5, 2.5), (0.25, 2.25)  # inputs are drawn from these; a mean of 0 could hide a mistake
@@ -103,7 +103,7 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     def argument(a: Argument) -> str | tuple[str, float]:
         if a.kind == "value":
             return f"c_{a.ctype}", float(numbers[a.tensor])
-        return ("c_longlong", number(a.kind, rows, 1, spec.d)) if a.kind in NUMBERS else a.tensor
+        return ("c_longlong", row_argument(a.kind, rows, 1, spec.d)) if a.kind in ROW_KINDS else a.tensor
 
     return {
         "spec": str(spec),

@@ -18,7 +18,7 @@ from lngen.compiler.ir import BF16
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.lower import Plan
 from lngen.errors import ArrayError, MissingError
-from lngen.launch import driver
+from lngen.launch import arrays, driver
 from lngen.launch.arrays import CuPy
 from lngen.launch.runtime import direction as calls
 from lngen.launch.runtime import launcher
@@ -224,3 +224,16 @@ def test_a_thread_that_gets_a_new_python_state_keeps_its_recipes(gpu: FakeGpu, m
             thread.join()
         assert len(made) == recipes
     assert len(gpu.launched) == 5
+
+
+def test_new_results_beside_an_array_of_another_library(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The array is viewed; it has no layout of its own that the library knows."""
+    monkeypatch.setattr(gpu, "view", lambda array, written: getattr(array, "inside", array))
+    norm = lngen.compile("rmsnorm", d=64, dtype="f32")
+    x, gamma, y = gpu.array("f32", 3, 64), gpu.array("f32", 64), gpu.array("f32", 3, 64)
+    foreign = SimpleNamespace(inside=y)
+    monkeypatch.setitem(arrays._BY_TYPE, SimpleNamespace, gpu)
+    found, saved = norm.forward(x, gamma, out=(foreign, None))
+    assert found is foreign
+    (launched,) = gpu.launched
+    assert (launched.values["y_ptr_"], launched.values["rstd_ptr_"]) == (y.address, saved["rstd"].address)

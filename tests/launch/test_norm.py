@@ -1,5 +1,6 @@
 """If these fail, ``lngen.compile`` gives wrong results on NumPy arrays, or takes a graph for another one."""
 
+import inspect
 import pickle
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ import lngen.launch.runtime as runtime
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import F16, D, M
-from lngen.errors import DerivativeError, LowerError, ScheduleError, VerifyError
+from lngen.compiler.spec.parse import KEYS
+from lngen.errors import DerivativeError, LowerError, ScheduleError, SpecError, VerifyError
 from lngen.launch.array_norm import Saved
 from own_graphs import gated
 
@@ -160,6 +162,22 @@ def test_the_text_of_what_was_saved(arrays: tuple[Any, Any, Any]) -> None:
 
 
 # ---- options ----
+
+
+def test_a_graph_has_no_option_of_the_name_of_an_argument() -> None:
+    """It would get the argument's value, or never any."""
+    named = {*inspect.signature(runtime.compile).parameters} - {"graph", "options"}
+    assert named <= {*KEYS}
+
+    def doubled(b: GraphBuilder) -> None:
+        b.output("y", b.input("x", M, D) * (2.0 if b.flag("overlap", False) else 1.0))
+
+    with pytest.raises(SpecError, match="overlap"):
+        runtime.compile(doubled, d=4, overlap=True)
+
+
+def test_no_outputs_named_are_all_of_them() -> None:
+    assert str(runtime.compile("layernorm", d=4, of=None).spec("bwd")) == "layernorm.bwd:d=4,dtype=f32"
 
 
 def test_a_wrong_schedule_is_refused_where_it_is_used() -> None:

@@ -60,7 +60,7 @@ def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Pro
 def structure(graph: Graph) -> tuple[Parts, DType]:
     """The parts of ``graph`` and the dtype of its sums, which no schedule changes; LowerError if no kernels have them.
 
-    Only sums along S, under form=multipass, depend on the schedule besides.
+    The schedule decides one more thing: form=multipass refuses column sums of values along segments or blocks.
     """
     return cut(graph), accumulator(graph)
 

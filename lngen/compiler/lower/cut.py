@@ -43,7 +43,7 @@ class Parts:
 
 
 def cut(graph: Graph) -> Parts:
-    """The parts of ``graph``; LowerError if a part would need a result of another row of the same kernel."""
+    """The parts of ``graph``; LowerError if a value with rows needs a sum over rows, or a number of the whole graph."""
     refuse_axes(graph)
     _check(graph)
     sums = tuple(sorted(filter(is_column_fold, graph.eqns), key=lambda e: e.op not in SUMS))

@@ -85,7 +85,7 @@ SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
     "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
-    "strides", "graph", "schedule", "lock",
+    "strides", "graph", "schedule", "lock", "overlap",
 )  # fmt: skip
 BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "blocks")
 
@@ -208,7 +208,7 @@ def _backward_keys(text: str, spec: Spec, options: dict[str, Any]) -> Spec:
     given, outputs = (list(of(spec.options)) for of in (spec.definition.differentiable, spec.definition.outputs))
     results = [r.name for r in spec.forward().results]
     wrt = some_of(text, "wrt", options.get("wrt"), given)
-    of = some_of(text, "of", options.get("of", outputs), results)
+    of = some_of(text, "of", outputs if options.get("of") is None else options["of"], results)
     of = None if list(of or results) == outputs else of or tuple(results)
     grad = dtype_of(text, "grad", options["grad"]) if options.get("grad") is not None else None
     accumulate: tuple[str, ...] = ()

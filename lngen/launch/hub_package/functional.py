@@ -142,7 +142,7 @@ def _save(ctx: Any, inputs: Sequence[Any], output: Sequence[Any]) -> None:
     given = _given(*inputs[:3])
     found = chosen(_wanted(given, *inputs[3:]))
     known = {**given, **{t.name: a for t, a in zip(found.forward.outputs, output)}}
-    ctx.found, ctx.eps, ctx.names = found, inputs[4], tuple(given)
+    ctx.found, ctx.eps = found, inputs[4]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*[known[name] for name in found.reads])

@@ -24,7 +24,7 @@ from lngen.proof.ptx.memory import Allocation, GlobalMemory, Rows
 from lngen.proof.ptx.outcome import Outcome, Reporter, Stop, Traffic
 from lngen.proof.ptx.parser import Entry, parse
 from lngen.proof.ptx.program import UNSIGNED
-from lngen.rules import Distance, number
+from lngen.rules import Distance, row_argument
 
 Grid = Callable[[Kernel, int], tuple[int, int]]
 
@@ -128,7 +128,7 @@ def _argument(a: Argument, rows: int, tensors: Tensors, workspace: Mapping[str, 
         case "input" | "output":
             return tensors.places[a.tensor].start
         case _:
-            return number(a.kind, rows, tensors.inner, tensors.distances.get(a.tensor, 0))
+            return row_argument(a.kind, rows, tensors.inner, tensors.distances.get(a.tensor, 0))
 
 
 def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:

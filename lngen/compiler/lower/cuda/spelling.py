@@ -33,7 +33,7 @@ from lngen.compiler.lower.cuda.fragments import (
     c_name,
 )
 from lngen.compiler.lower.nest import Blocks, Loop, Nest, Phase, exchanged_in, joined_from
-from lngen.rules import NUMBERS
+from lngen.rules import ROW_KINDS
 
 # ---- values and equations ----
 
@@ -113,7 +113,7 @@ def address(name: str, row: str, strides: int) -> str:
 
 def declaration(argument: Argument) -> str:
     """An argument in a kernel's signature."""
-    if argument.kind in NUMBERS:
+    if argument.kind in ROW_KINDS:
         return f"const long long {argument.name}"
     if argument.kind == "value":
         return f"const {argument.ctype} {argument.name}"
