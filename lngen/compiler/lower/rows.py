@@ -38,7 +38,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         columns=columns,
         widened=columns if _widened(graph, s, p) else (),
         ahead=row_inputs if staged and not s.dynamic else (),
-        in_place=row_inputs if s.dynamic else (),
+        at_start=row_inputs if s.dynamic else (),
         in_registers=wide if s.row_in_registers else (),
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,

@@ -39,7 +39,10 @@ CHUNK_BYTES = 16  # the widest load of a thread
 class Problem:
     """Row length ``d`` in elements, its segments and chunks, the layout of its sums, and its tensors.
 
+    chunk                       elements of a thread vector
     run                         consecutive elements of a chunk
+    groups, blocks              row groups of a block, and blocks, that the order of column sums assumes
+    real_size                   bytes of a sum
     segment_interleave          partial sums over the segments of a row
     interleave                  partial sums over the blocks that share the rows
     cluster                     blocks that are suited to hold the column sums of a row

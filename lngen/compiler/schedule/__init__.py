@@ -1,4 +1,7 @@
-"""The choice of schedules: the order in which they are tried, measured ones first, then by the model's estimates.
+"""The choice of schedules: the order in which they are tried.
+
+Measured ones come first, then those of the model; behind the first, those that need ever fewer registers, since it may
+spill; form=multipass last.
 
 Nothing is compiled here. ``attempts`` is the order of the search for a default, which lngen/compiler/compile.py ends.
 """

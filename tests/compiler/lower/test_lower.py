@@ -162,6 +162,18 @@ def test_columns_read_in_several_passes_have_no_segments() -> None:
     assert Compilation(spec).refusal is None, "of other forms"
 
 
+def test_what_no_schedule_can_lower_is_refused_before_one_is_chosen() -> None:
+    """A gradient of gamma under scales per block, in rows that are read in several passes."""
+
+    def scaled(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        b.output("y", x * b.input("gamma", D) / (b.max(abs(x), to=b.axis("B", D / 128)) + 1.0))
+
+    for d, refused in ((4096, False), (2**20, True)):
+        spec = make_spec(Definition("scaled", scaled), "bwd", {"d": d, "dtype": "bf16", "wrt": "gamma"})
+        assert (Compilation(spec).refusal is not None) == refused
+
+
 def test_row_and_scalar_inputs_are_lowered() -> None:
     (kernel,) = best(own_spec(gated, dtype="bf16", weight="f32")).kernels
     assert [t.name for t in kernel.inputs.row] == ["shift"]

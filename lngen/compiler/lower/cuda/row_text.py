@@ -59,7 +59,7 @@ class RowKernel:
                       with the row, or not at all ("")
     columns           the [D] inputs
     widened           the cached [D] inputs that are f16, and are widened once
-    ahead, in_place   the [M] inputs that are loaded during the row before, and where a staged row begins
+    ahead, at_start   the [M] inputs that are loaded one row ahead, and those that are loaded when the row is there
     in_registers      the [M, D] inputs that go from a stage to registers
     flush             how column sums are stored: by each thread, through shared memory "in turn" or in the former
                       "ring" of stages, or not at all ("")
@@ -76,7 +76,7 @@ class RowKernel:
     columns: tuple[Tensor, ...] = ()
     widened: tuple[Tensor, ...] = ()
     ahead: tuple[Tensor, ...] = ()
-    in_place: tuple[Tensor, ...] = ()
+    at_start: tuple[Tensor, ...] = ()
     in_registers: tuple[Tensor, ...] = ()
     flush: str = ""
     shared: int = 0
