@@ -65,9 +65,13 @@ class Torch:
 
     def view(self, array: Any, *, written: bool) -> Any:
         array.data_ptr()  # raises for a tensor without an address, such as a sparse one
+        if array.is_neg():
+            raise ValueError("its memory has the negated numbers; call .resolve_neg() first")
         return array
 
     def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
+        if True in [a.is_neg() for a in arrays]:
+            raise AttributeError("is_neg")
         return [a.data_ptr() for a in arrays], [(a.dtype, a.shape, a.stride(), a.get_device()) for a in arrays]
 
     def in_elements(self, layout: Layout) -> Layout:

@@ -248,6 +248,14 @@ def test_a_backward_takes_what_its_own_forward_saved(pack: Any) -> None:
         one.backward(numbers(3, D), saved)
 
 
+def test_a_tensor_of_negated_numbers_is_refused(pack: Any) -> None:
+    """Its memory has the numbers without the sign that it shows."""
+    x = torch.complex(numbers(3, D), numbers(3, D, seed=1)).conj().imag
+    assert x.is_neg()
+    with pytest.raises(ArrayError, match=r"'x', of .*, is not an array that can be used: .*resolve_neg\(\) first"):
+        pack.norm("rmsnorm", d=D, strides=2).forward(x, numbers(D))
+
+
 def test_keys_that_are_not_given_have_their_defaults(pack: Any) -> None:
     assert pack.norm("layernorm", d=D, dtype=torch.bfloat16).spec == f"layernorm.fwd:d={D},dtype=bf16,eps=run"
     assert pack.norm("rmsnorm", d=2 * D).backward_spec is None

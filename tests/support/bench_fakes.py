@@ -87,7 +87,7 @@ class CpuGpu(Gpu):
 
 def quick(patch: Any) -> None:
     """Collect no garbage for a case, which here takes longer than the case; the tests froze what there is."""
-    nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None)
+    nothing = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, unfreeze=lambda: None, get_freeze_count=int)
     patch.setattr("lngen.lab.bench.benchmark.gc", nothing)
 
 

@@ -165,11 +165,13 @@ def _alive(gpu: Gpu) -> bool:
 def _quiet_collector() -> Iterator[None]:
     """Excludes all existing objects from garbage collection after each task: PyTorch alone has a million of them."""
     gc.collect()
+    frozen = gc.get_freeze_count()  # by the caller, and to stay so
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 # ---- one task ----
