@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 
-class DType(str, Enum):  # noqa: UP042 - hub packages run on Python 3.9, without StrEnum
+class DType(str, Enum):
     """How an element is stored; the value is its name in graphs, specs and manifests.
 
     bits        of an element

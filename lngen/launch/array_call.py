@@ -133,6 +133,10 @@ class ArrayCall(ABC):
         """The numbers that a call with this eps passes by value; ArrayError if it is missing, or not wanted."""
         return self.signature.values(eps, self.about_eps)
 
+    def lead(self, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The dimensions that count rows, from the shapes of the inputs; ArrayError for features of another length."""
+        return leading(self.inputs[self.leader], shapes[self.leader], self.d)
+
     def _present(self, name: str, array: Any) -> Any:
         return present(self.text, name, array, self.about)
 
@@ -281,7 +285,7 @@ class ArrayCall(ABC):
         layouts = [library.in_elements(layout) for layout in layouts]
         outs = [layout and library.in_elements(layout) for layout in outs]
         d = self.d
-        rows = leading(self.inputs[self.leader], layouts[self.leader][1], d)
+        rows = self.lead([layout[1] for layout in layouts])
         device, count = layouts[self.leader][3], math.prod(rows)
         given = [*zip(self.tensors, (*layouts, *outs))]
         for tensor, layout in given:
@@ -290,13 +294,12 @@ class ArrayCall(ABC):
         strides, inner = self._distances([(t, layout) for t, layout in given if layout is not None], rows)
         spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
         described = self.loaded(device, None, count).described
-        asked = {t["name"]: t["alignment"] for t in described["tensors"]}
-        alignments = tuple([asked[t.name] if "D" in t.axes else t.size for t in self.tensors])
-        wide = [(s, t.size, n) for t, n in zip(self.tensors, alignments) if t.wide for s in _steps(strides[t.name])]
-        contiguous = described["schedule"]["form"] == "tma_unaligned"
-        whole = all([step == d if contiguous else step * size % n == 0 for step, size, n in wide])
+        asked = {t["name"]: t for t in described["tensors"]}
+        alignments = tuple([asked[t.name]["alignment"] if "D" in t.axes else t.size for t in self.tensors])
+        wide = [(step, asked[t.name]) for t in self.tensors if t.wide for step in _steps(strides[t.name])]
+        whole = all([step == d if t["strides"][0] == "D" else step % t["stride_multiple"] == 0 for step, t in wide])
         narrow = self.narrower(described)
-        while any(step % narrow for step, _, _ in wide):
+        while any(step % narrow for step, _ in wide):
             narrow //= 2
         makers = tuple([library.maker(t.shape(rows, d), t.dtype, device) for t in self.outputs])
         close = near(spans, len(self.inputs))

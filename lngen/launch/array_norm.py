@@ -99,11 +99,6 @@ class Gradients(NamedTuple):
         targets = {target: given[name] for name, target in call.added.items()}
         return None if out is None else tuple([given[t.name] for t in call.outputs]), targets
 
-    def returned(self, call: ArrayCall, results: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients in the order of the inputs."""
-        found, same = {t.name: array for t, array in zip(call.outputs, results)}, call.signature.same
-        return tuple([found[same.get(name, name)] for name in self.names])
-
     def _by_name(self, out: Any) -> dict[str, Any]:
         if out is None:
             return dict.fromkeys(self.names)
@@ -206,7 +201,7 @@ class ArrayNorm(ABC, Generic[C]):
         values = call.values(saved.eps) if call.signature.numbers else NO_VALUES
         results, taken = call(arrays, stored, values)
         saved.overwritten += tuple([n for n in taken if n in saved.names])
-        return results if plain else self._gradients.returned(call, results)
+        return results if plain else tuple([results[n] for n in call.signature.held])
 
     def _made(self, cotangents: tuple[str, ...]) -> C:
         """The backward for these cotangents, kept for the next call."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from .array_call import WIDEST, ArrayCall
-from .array_rules import leading
 from .arrays import library_of, torch_dtypes
 
 TO_TORCH = torch_dtypes()
@@ -174,7 +173,7 @@ class Kernels:
     def _known(self, like: Tensor) -> dict[str, Any]:
         """What the names in that text mean."""
         call, recipe, bound = self.call, self.recipe, self.bound
-        lead = lead_of(call, [*self.given[: len(self.given) - self.out], *self.more])
+        lead = call.lead([t.shape for t in (*self.given[: len(self.given) - self.out], *self.more)])
         known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
         known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
         known |= {"stream": self.library.stream, "device": recipe.device, "bound": bound, "name": bound.name}
@@ -188,11 +187,6 @@ class Kernels:
         if self.offsets:
             known["made"] = self.numbers = (len(self.offsets) * recipe.rows,), (1,), results[-1][1]
         return known
-
-
-def lead_of(call: ArrayCall, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-    """The leading dimensions of a call."""
-    return leading(call.inputs[call.leader], tensors[call.leader].shape, call.d)
 
 
 class Prepared:
@@ -221,7 +215,7 @@ class Prepared:
         self.absent = tuple([n for n, t in enumerate(tensors.values()) if t is None])
         self.present = tuple([n for n, t in enumerate(tensors.values()) if t is not None])
         self.way = way = make(known)
-        self.lead = lead_of(way.forward, [known[t.name] for t in way.forward.inputs])
+        self.lead = way.forward.lead([known[t.name].shape for t in way.forward.inputs])
         self.outputs = way.forward.signature.returned
         self.statistics = [t.name for t in way.forward.outputs[len(self.outputs) :]]
         inference = Kernels(way.alone, given, eps, len(way.alone.outputs) - len(self.outputs), out=out)
@@ -234,9 +228,8 @@ class Prepared:
             named, read = [*self.names, *self.outputs], self.backward.inputs[len(self.outputs) :]
             self.saved = [t.name for t in read if t.name in named]
             self.kept = tuple([named.index(name) for name in self.saved])
-            signature, stored = self.backward.signature, [t.name for t in self.backward.outputs]
-            held = {name: signature.same.get(f"d{name}", f"d{name}") for name in self.wrt}
-            self.places = tuple([stored.index(held[name]) if name in held else -1 for name in self.names])
+            held = dict(zip(self.backward.signature.returned, self.backward.signature.held))
+            self.places = tuple([held[f"d{name}"] if name in self.wrt else -1 for name in self.names])
             self.backwards: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
         self.stream, self.device = inference.library.stream, inference.recipe.device
         self.native = native(self, inference, kernels) if native is not None and not out else None

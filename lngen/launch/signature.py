@@ -149,6 +149,7 @@ class Signature(NamedTuple):
     eps              built in; "run" if every call gives it; None for a graph without one
     returned         the names of what a caller gets: of results, or of gradients
     same             of those that are stored once, the result that has them
+    held             the index of the result that has each of ``returned``
     cotangents       the inputs of a backward that are gradients of results
     added            the input that a result is added to, by the result's name
     """
@@ -164,6 +165,7 @@ class Signature(NamedTuple):
     eps: Union[float, str, None]
     returned: tuple[str, ...]
     same: Mapping[str, str]
+    held: tuple[int, ...]
     cotangents: tuple[str, ...]
     added: Mapping[str, str]
 
@@ -171,19 +173,21 @@ class Signature(NamedTuple):
     def of(cls, described: Mapping[str, Any]) -> Signature:
         """From a kernel set, or from what the compiler says of a spec."""
         spec, tensors, call = described["spec"], described["tensors"], described["call"]
-        inputs = tuple([Tensor.of(t) for t in tensors if t["role"] == "input"])
+        inputs, outputs = (tuple([Tensor.of(t) for t in tensors if t["role"] == role]) for role in ("input", "output"))
+        same, stored = described["same_tensor"], [t.name for t in outputs]
         return cls(
             text=spec["text"],
             forward=spec["forward"],
             d=spec["d"],
             strides=spec["strides"],
             inputs=inputs,
-            outputs=tuple([Tensor.of(t) for t in tensors if t["role"] == "output"]),
+            outputs=outputs,
             leader=[t.name for t in inputs].index(call["leader"]),
             numbers=tuple([Number(n["name"], n["dtype"], n["rule"]) for n in call["numbers"]]),
             eps=call["eps"],
             returned=tuple(call["returned"]),
-            same=described["same_tensor"],
+            same=same,
+            held=tuple([stored.index(same.get(name, name)) for name in call["returned"]]),
             cotangents=tuple(call["cotangents"]),
             added={t["name"]: t["added_to"] for t in tensors if t["added_to"]},
         )

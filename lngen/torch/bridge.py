@@ -13,13 +13,10 @@ import torch
 
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, LngenError
-from lngen.launch.array_rules import leading
-from lngen.launch.arrays import torch_dtypes
+from lngen.launch.direct import TO_TORCH
 from lngen.launch.runtime.direction import Call
 from lngen.launch.signature import Tensor
 
-TO_TORCH = torch_dtypes()
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
 FROM_TORCH = {own: dtype for dtype, own in TO_TORCH.items()}
 
 
@@ -79,18 +76,14 @@ def side(text: str) -> Side:
     """The kernels of a spec; LngenError if it is none."""
     spec = SPECS.get(text) or parse_spec(text)
     call = Call(spec, "")
-    signature, stored = call.signature, [t.name for t in call.outputs]
-    returns = tuple(range(len(stored)))
-    if spec.direction == "bwd":
-        returns = tuple(stored.index(signature.same.get(name, name)) for name in signature.returned)
-    return Side(spec, call, tuple(t.name for t in call.inputs), bool(signature.numbers), returns)
+    return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.signature.numbers), call.signature.held)
 
 
 def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     """The leading dimensions of a call; TorchError for a tensor whose shape does not fit."""
     call, d = one.call, one.spec.d
     try:
-        lead = leading(call.inputs[call.leader], tensors[call.leader].shape, d)
+        lead = call.lead([t.shape for t in tensors])
     except ArrayError as error:
         raise TorchError(str(error)) from error
     for value, tensor in zip(call.inputs, tensors, strict=True):

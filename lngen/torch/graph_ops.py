@@ -24,9 +24,10 @@ from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import FLOATS
 from lngen.errors import ArrayError, SpecError, VerifyError
 from lngen.launch.array_rules import arranged
+from lngen.launch.direct import TO_TORCH
 from lngen.launch.runtime.direction import about_input
 from lngen.proof.torch_graph import evaluate
-from lngen.torch.bridge import FROM_TORCH, TO_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
+from lngen.torch.bridge import FROM_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from lngen.compiler.ir import M
-from lngen.torch.bridge import PLAIN, TorchError
+from lngen.launch.direct import PLAIN
+from lngen.torch.bridge import TorchError
 from lngen.torch.graph_ops import GraphOps
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import BF16, D, DType, M, S, Value
+from lngen.examples.derived_axes import class_loss, group_normed
 from number_graphs import BACKWARD, NUMPY, largest
 
 
@@ -20,22 +21,6 @@ def block_scaled(b: GraphBuilder) -> None:
     scale = b.max(abs(y), to=blocks).maximum(1e-6) * 0.25
     b.output("y", y / scale * b.mean(y / scale + 2.0, to=blocks))
     b.output("scale", scale, dtype="f32")
-
-
-def group_normed(b: GraphBuilder) -> None:
-    """Rows normed in groups of 16 features: sums over blocks in every loop, none over rows."""
-    groups = b.axis("G", D / 16)
-    x = b.input("x", M, D)
-    c = x - b.mean(x, to=groups)
-    b.output("y", c * (b.mean(c * c, to=groups) + b.eps()).rsqrt())
-
-
-def class_loss(b: GraphBuilder) -> None:
-    """The cross-entropy of a class index: places in every loop of a row, and in the derived backward."""
-    x, target = b.input("x", M, D), b.index("target", M)
-    top = b.max(x).detach()
-    hit = b.select_eq("hit", target, b.iota("column", D), x)
-    b.output("loss", b.sum((x - top).exp()).log() + top - b.sum(hit), dtype="f32")
 
 
 def placed(b: GraphBuilder) -> None:

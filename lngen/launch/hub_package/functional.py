@@ -14,6 +14,7 @@ import torch
 from ._lngen import (
     FLOATS,
     NO_VALUES,
+    TO_TORCH,
     ArrayCall,
     ArrayError,
     Direct,
@@ -162,9 +163,8 @@ def _twice(ctx: Any, *gradients: Any) -> None:
 
 def gradients_of(call: PackCall, eps: float, dy: Any, saved: Sequence[Any]) -> dict[str, Any]:
     """Gradients by the names of the inputs, by the operator."""
-    stored = dict(zip([t.name for t in call.outputs], BACKWARD(dy, list(saved), call.text, eps)))
-    same = call.signature.same
-    return {name[1:]: stored[same.get(name, name)] for name in call.signature.returned}
+    stored = BACKWARD(dy, list(saved), call.text, eps)
+    return {name[1:]: stored[n] for name, n in zip(call.signature.returned, call.signature.held)}
 
 
 def _given(*tensors: Any) -> dict[str, Any]:
@@ -244,8 +244,7 @@ def _suited(a: torch.Tensor) -> torch.Tensor:
 
 # ---- which norm: by dtypes, length and eps, and by the gradients that are needed ----
 
-DTYPES = {getattr(torch, t.library): t.value for t in FLOATS}
-TO_TORCH = {name: own for own, name in DTYPES.items()}
+DTYPES = {TO_TORCH[t.value]: t.value for t in FLOATS}
 
 WEIGHTS = {"layernorm": ("gamma", "beta"), "rmsnorm": ("gamma",)}  # the inputs of a graph by default, besides x
 DEFAULT_EPS = 1e-5

@@ -16,7 +16,7 @@ from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.errors import ArrayError
 from lngen.files import load_cupy
 from lngen.launch.array_call import ArrayCall
-from lngen.launch.array_rules import Placed, Span, check_layout, leading, replaced
+from lngen.launch.array_rules import Placed, Span, check_layout, replaced
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.signature import Tensor
 
@@ -35,9 +35,7 @@ def run_on_host(
     tensors, d, count = call.tensors, call.d, len(call.inputs)
     like = tensors[call.leader].name
     numpy = [_as_numpy(t, a, like) for t, a in zip(tensors, (*arrays, *given), strict=True)]
-    first = numpy[call.leader]
-    assert first is not None
-    rows = leading(tensors[call.leader], first.shape, d)
+    rows = call.lead([() if a is None else a.shape for a in numpy])
     for tensor, array in zip(tensors, numpy, strict=True):
         if array is not None:
             check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
