@@ -14,7 +14,6 @@ from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
-from lngen.dtypes import FLOATS
 from lngen.files import sha256
 from lngen.rules import ALIGNMENT, ROW_KINDS, RULES
 
@@ -167,13 +166,12 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "arguments": [
-            _value(a)
-            if a.kind == "value"
-            else {
+            {
                 "name": a.name,
-                "ctype": "long long" if a.kind in ROW_KINDS else f"{'const ' if a.const else ''}{a.ctype}*",
+                "ctype": _ctype(a),
                 "kind": a.kind,
-                "tensor": a.tensor or None,
+                "tensor": a.tensor if a.tensor and a.kind != "value" else None,
+                **({"number": a.tensor} if a.kind == "value" else {}),
             }
             for a in kernel.arguments
         ],
@@ -186,8 +184,8 @@ def _kernel(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _value(a: Argument) -> dict[str, Any]:
-    """A number that is passed by value: what it follows from, and how."""
-    described = {"name": a.name, "ctype": a.ctype, "kind": a.kind, "tensor": None, "number": a.tensor}
-    dtype = next(str(t) for t in FLOATS if t.ctype == a.ctype)
-    return {**described, "dtype": dtype, "of": "eps", "rule": RULES[a.rule].text}
+def _ctype(a: Argument) -> str:
+    """The type of an argument in C."""
+    if a.kind == "value":
+        return a.ctype
+    return "long long" if a.kind in ROW_KINDS else f"{'const ' if a.const else ''}{a.ctype}*"

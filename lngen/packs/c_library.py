@@ -341,7 +341,8 @@ class _Library:
             return self.table["kernel_set"]._places[name]
         tensors = [t["name"] for t in entry["tensors"]]
         buffers = entry["workspace"]["buffers"]
-        kernels = [self._kernel(k, tensors, [b["name"] for b in buffers]) for k in entry["kernels"]]
+        numbers = {n["name"]: n for n in entry["call"]["numbers"]}
+        kernels = [self._kernel(k, tensors, [b["name"] for b in buffers], numbers) for k in entry["kernels"]]
         rows = [_row(b["fixed"], b["per_row"], b["element_bytes"], b["zeroed"]) for b in buffers]
         demands = self.table["demand"].add([self._demand(t, entry, tensors) for t in entry["tensors"]])
         self._largest("KERNELS", kernels)
@@ -357,13 +358,16 @@ class _Library:
         bits = sum(1 << tensors.index(name) for name in may)
         return _row(alignment, tensor.get("stride_multiple", 1), contiguous, f"{bits}u")
 
-    def _kernel(self, kernel: Facts, tensors: Sequence[str], buffers: Sequence[str]) -> str:
+    def _kernel(
+        self, kernel: Facts, tensors: Sequence[str], buffers: Sequence[str], numbers: Mapping[str, Facts]
+    ) -> str:
         rows = []
         for a in kernel["arguments"]:
-            kind = {"input": "TENSOR", "output": "TENSOR", "value": f"VALUE_{a.get('dtype', '').upper()}"}
+            of = numbers.get(a.get("number"), {})
+            kind = {"input": "TENSOR", "output": "TENSOR", "value": f"VALUE_{of.get('dtype', '').upper()}"}
             index = 0
             if a["kind"] == "value":
-                index = _rule(a["rule"])
+                index = _rule(of["rule"])
             elif a["tensor"]:
                 index = (buffers if a["kind"] == "workspace" else tensors).index(a["tensor"])
             rows.append(_row(kind.get(a["kind"], a["kind"].upper()), index))

@@ -118,10 +118,10 @@ def test_missing_keys_superfluous_ones_and_values_of_another_class_are_refused(r
     assert {(rule, str(value)) for rule, value, document in wrong if VALIDATOR.is_valid(document)} <= ALLOWED
 
 
-VALUE = {"tensor": None, "number": "eps", "dtype": "f32", "of": "eps", "rule": "eps"}
+VALUE = {"tensor": None, "number": "eps"}
 ARGUMENTS = [
     ({"name": "eps_", "ctype": "float", "kind": "value", **VALUE}, True),
-    ({"name": "eps_", "ctype": "double", "kind": "value", **VALUE, "dtype": "f64"}, True),
+    ({"name": "eps_", "ctype": "double", "kind": "value", **VALUE}, True),
     ({"name": "eps_", "ctype": "float", "kind": "value", "tensor": None}, False),
     ({"name": "eps_", "ctype": "long long", "kind": "value", **VALUE}, False),
     ({"name": "inner_", "ctype": "long long", "kind": "inner", "tensor": None}, True),
@@ -130,7 +130,7 @@ ARGUMENTS = [
     ({"name": "x_outer_", "ctype": "const bf16*", "kind": "outer_stride", "tensor": "x"}, False),
     ({"name": "x_", "ctype": "const bf16*", "kind": "input", "tensor": "x"}, True),
     ({"name": "x_", "ctype": "const bf16*", "kind": "input", "tensor": None}, False),
-    ({"name": "x_", "ctype": "const bf16*", "kind": "input", "tensor": "x", "of": "eps", "rule": "eps"}, False),
+    ({"name": "x_", "ctype": "const bf16*", "kind": "input", "tensor": "x", "number": "eps"}, False),
     ({"name": "x_", "ctype": "bf16", "kind": "pointer", "tensor": "x"}, False),
 ]
 

@@ -17,7 +17,7 @@ class Argument:
 
     Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
     ``outer_stride`` the distance of a row from the one ``inner`` rows before it. Or value: the number ``tensor`` of the
-    graph itself, which follows from eps by ``rule``.
+    graph itself, which follows from eps.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
     """
@@ -28,7 +28,6 @@ class Argument:
     tensor: str = ""
     const: bool = False
     alone: bool = True
-    rule: str = ""
 
 
 ROWS = Argument("rows_", "long long", "rows")
@@ -49,7 +48,7 @@ def tensors(
     arguments = []
     for v in values:
         if isinstance(v, ByValue):
-            arguments.append(Argument(c_name(v), ctype(v.type.dtype), "value", v.name, rule=v.rule))
+            arguments.append(Argument(c_name(v), ctype(v.type.dtype), "value", v.name))
             continue
         where = "workspace" if v in handed else "output" if v in results else kind
         arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
