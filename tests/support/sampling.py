@@ -56,13 +56,14 @@ def grid(
     factors: Callable[..., Sequence[Hashable]] = lambda *values: values,
     ids: Ids = None,
     strength: int = 2,
+    indirect: Sequence[str] = (),
 ) -> pytest.MarkDecorator:
     """``pytest.mark.parametrize`` with a grid of which the plain run takes what ``covering`` chooses.
 
-    ``factors`` gives those of a case from its values, by default the values themselves.
+    ``factors`` gives those of a case from its values, by default the values themselves; ``indirect`` are fixtures.
     """
     listed = [*cases]
-    return _parametrized(names, listed, ids, covering([factors(*_values(c)) for c in listed], strength))
+    return _parametrized(names, listed, ids, covering([factors(*_values(c)) for c in listed], strength), indirect)
 
 
 def covering(cases: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int]:
@@ -80,7 +81,9 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int = 2) -> list[int
     return sorted(chosen)
 
 
-def _parametrized(names: Names, cases: Sequence[Any], ids: Ids, chosen: Collection[int]) -> pytest.MarkDecorator:
+def _parametrized(
+    names: Names, cases: Sequence[Any], ids: Ids, chosen: Collection[int], indirect: Sequence[str] = ()
+) -> pytest.MarkDecorator:
     """Every case marked ``full``, those at ``chosen`` as the plain run's sample."""
     params = [
         pytest.param(
@@ -90,7 +93,7 @@ def _parametrized(names: Names, cases: Sequence[Any], ids: Ids, chosen: Collecti
         )
         for n, c in enumerate(cases)
     ]
-    return pytest.mark.parametrize(names, params, ids=ids)
+    return pytest.mark.parametrize(names, params, ids=ids, indirect=indirect)
 
 
 def _values(case: Any) -> tuple[Any, ...]:

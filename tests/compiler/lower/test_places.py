@@ -9,7 +9,8 @@ from itertools import product
 import pytest
 
 import lngen
-from fake_gpu import FakeArray, FakeGpu
+from fake_arrays import FakeArray
+from fake_gpu import FakeGpu
 from lngen.compiler.compile import Compilation
 from lngen.compiler.contract import described
 from lngen.compiler.emit import emit

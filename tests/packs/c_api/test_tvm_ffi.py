@@ -16,7 +16,7 @@ import c_launcher
 from c_driver import Bridge, cc, no_op
 from c_library import CLibrary
 from c_norms import Call, FakeMemory
-from c_packs import CASES, HEADS, Made, case_of
+from c_packs import CASES, Made
 from fake_driver import FakeDriver
 from lngen.launch.signature import Tensor
 
@@ -79,30 +79,14 @@ def make(folder: Path, compiled: Path, bridge: Bridge) -> Iterator[Callable[...,
         yield made
 
 
-def test_calls_have_the_bits_of_the_interpreter(make: Any) -> None:
-    """Twice each, in a workspace that is not zero; the first call loads the kernels."""
-    norms = make()
-    for case in CASES:
-        group, kernels, rows, how = case_of(case, norms.library, norms.pack)
-        two = how.get("layout") == HEADS
-        call = Call(norms.library, FakeMemory(norms.gpu), group, kernels, rows - two, **how)
-        shape = (2, 3) if two else (2, rows // 2) if rows % 2 == 0 else (rows,)
-        given = norms.given(call, *shape)
-        eps = [call.fields["eps"]] if "eps" in call.fields else []
-        for _ in range(2):
-            getattr(norms.of, call.group)(*given.values(), *eps)
-            assert call.wrong() == [], case
-    assert {launched.stream for launched in norms.gpu.launched} == {0}
-
-
 def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -> None:
     norms = make(devices=2)
     forward, backward = norms.call("forward, rows apart"), norms.call("backward")
     given, of_backward = norms.given(forward), norms.given(backward)
     of_backward.pop("workspace")
 
-    def at_x(*shape: int, dtype: str = "bf16", past: int = 0, **how: Any) -> Any:
-        return tensor(forward.fields["x"] + past, shape, dtype, **how)
+    def at_x(*shape: int, dtype: str = "bf16", **how: Any) -> Any:
+        return tensor(forward.fields["x"], shape, dtype, **how)
 
     def raises(kind: type[Exception], words: str, call: Call = forward, more: Any = (), **changed: Any) -> None:
         arrays = {**(given if call is forward else of_backward), **changed}
@@ -110,23 +94,13 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
             getattr(norms.of, call.group)(*arrays.values(), *more)
 
     raises(TypeError, r"takes \(x, gamma, beta, y, mean, rstd, workspace=None\), got 8", more=(None, None))
-    raises(TypeError, "beta is expected to be a tensor, got None", beta=None)
     raises(TypeError, "gamma is expected to be a tensor, got something else", gamma=0)
-    raises(TypeError, "mean is expected to be f32, got f64", mean=at_x(50, dtype="f64"))
     raises(TypeError, "mean is expected to be f32, got another dtype", mean=at_x(50, dtype="u8"))
     raises(ValueError, "x is expected on a GPU; move it there", x=torch.empty(50, 96, dtype=torch.bfloat16))
     raises(ValueError, "y is expected on GPU 0, where other tensors lie, got GPU 1", y=at_x(50, 96, device=1))
     raises(ValueError, "y is expected to have 2 dimensions, got 1", y=at_x(96))
-    raises(ValueError, "dimension 0 of y is expected to be 50, got 39", y=at_x(39, 96))
-    raises(ValueError, "dimension 0 of gamma is expected to be 96, got 97", gamma=at_x(97))
-    raises(ValueError, "gamma is expected to be contiguous", gamma=at_x(96, strides=(2,)))
-    raises(ValueError, "x is expected to have contiguous rows", x=at_x(50, 96, strides=(192, 2)))
-    raises(ValueError, "x is expected to have rows at one distance", x=at_x(50, 96, strides=(0, 1)))
-    raises(ValueError, "no kernels for x of bf16 with 95 elements .* lngen build", x=at_x(50, 95))
     raises(ValueError, "no kernels for x of another dtype", x=at_x(50, 96, dtype="u8"))
     raises(ValueError, "x is expected to have rows, got", x=at_x())
-    raises(ValueError, "x is expected at a multiple of 16 bytes.* copy the array", x=at_x(50, 96, past=2))
-    raises(ValueError, "y shares memory with x, and not exactly its place", y=at_x(50, 96, past=16))
     raises(ValueError, r"needs a workspace of \d+ bytes for 30 rows, got 0", backward)
     raises(TypeError, "workspace .* contiguous uint8", backward, workspace=at_x(4096, dtype="f32"))
     raises(ValueError, "workspace is expected on GPU 0", backward, workspace=at_x(4096, dtype="u8", device=1))
