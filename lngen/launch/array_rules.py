@@ -167,9 +167,19 @@ class Span(NamedTuple):
         return sum((n - 1) * step for n, step in self.levels) + self.length
 
     @property
-    def inner(self) -> Span:
-        """One place of the level with the longest stride."""
-        return Span((), self.levels[1:], self.length, 0, self.size)
+    def overlaps(self) -> bool:
+        """True if two of its places share a byte."""
+        if not self.levels:
+            return any(step == 0 for _, step in self.dims)
+        n, step = self.levels[0]
+        _, one = self.places(step)
+        return one.overlaps or any(meet(one, one, apart) for apart in range(step, min(n * step, one.reach), step))
+
+    def places(self, step: int) -> tuple[int, Span]:
+        """How many places have that distance, if it is the longest, and the memory at each of them."""
+        if not self.levels or self.levels[0][1] != step:
+            return 1, self
+        return self.levels[0][0], self._replace(levels=self.levels[1:])
 
 
 Placed = Optional[tuple[int, Optional[Span]]]  # an address and the memory there; None for a new array
@@ -191,23 +201,17 @@ def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) 
 def meet(a: Span, b: Span, apart: int) -> bool:
     """True if two arrays share a byte; ``apart``: the first byte of ``a`` less that of ``b``.
 
-    Places that lie too far from the other array to meet it are skipped. Equal strides leave one difference of places.
+    Of the longest stride, places that lie too far from the other array to meet it are skipped. If both arrays have that
+    stride, only the difference of two places counts.
     """
     if not -a.reach < apart < b.reach:
         return False
-    if not a.levels and not b.levels:
+    step = max([span.levels[0][1] for span in (a, b) if span.levels], default=0)
+    if not step:
         return True
-    if a.levels and b.levels and a.levels[0][1] == b.levels[0][1]:
-        (n, step), (others, _) = a.levels[0], b.levels[0]
-        places, one, other = range(1 - others, n), a.inner, b.inner
-    elif a.levels and (not b.levels or a.levels[0][1] > b.levels[0][1]):
-        (n, step), one, other = a.levels[0], a.inner, b
-        places = range(n)
-    else:
-        (n, step), one, other = b.levels[0], a, b.inner
-        places = range(1 - n, 1)
-    least = max(places.start, -((apart + one.reach - 1) // step))
-    most = min(places.stop - 1, (other.reach - 1 - apart) // step)
+    (n, one), (others, other) = a.places(step), b.places(step)
+    least = max(1 - others, -((apart + one.reach - 1) // step))
+    most = min(n - 1, (other.reach - 1 - apart) // step)
     return any(meet(one, other, apart + place * step) for place in range(least, most + 1))
 
 
@@ -287,15 +291,19 @@ def two_distances(
     if math.prod(rows) == 0:
         return [layout[1][-1] for _, layout in arrays], 1
     cuts = _cuts(arrays, len(rows))
-    outer_rows, inner_rows = math.prod(rows[: cuts[0]]), math.prod(rows[cuts[0] :])
+    inner_rows = math.prod(rows[cuts[0] :])
     found: list[Distance] = []
     for value, layout in arrays:
         d = layout[1][-1]
         outer, inner = sides(layout, cuts[0]) or (None, None)
         inner = inner if inner is not None else d if outer is None else outer
         outer = inner * inner_rows if outer is None else outer
-        if value in written:
-            _check_apart(value, layout, [(abs(inner), inner_rows), (abs(outer), outer_rows)])
+        span = Span.of(layout[1], layout[2], 1)
+        if value in written and span is not None and span.overlaps:
+            raise ArrayError(
+                f"'{value.name}' is written to, but its rows overlap: strides {tuple(layout[2])} in elements for shape "
+                f"{tuple(layout[1])}; pass a contiguous array."
+            )
         found.append((outer, inner))
     return found, inner_rows
 
@@ -343,15 +351,3 @@ def _cuts(arrays: Sequence[Pair], dimensions: int) -> list[int]:
         fitting.append(((value, layout), cuts))
     common = set(range(dimensions + 1)).intersection(*(cuts for _, cuts in fitting))
     return sorted(common)
-
-
-def _check_apart(value: Tensor, layout: Layout, steps: Sequence[tuple[int, int]]) -> None:
-    """ArrayError if rows overlap: a distance, from the nearest on, is less than what lies within it."""
-    reach = layout[1][-1]
-    for step, count in sorted(steps):
-        if count > 1 and step < reach:
-            raise ArrayError(
-                f"'{value.name}' is written to, but its rows overlap or interleave: strides {tuple(layout[2])} in "
-                f"elements for shape {tuple(layout[1])}; pass a contiguous array."
-            )
-        reach += (count - 1) * step

@@ -28,19 +28,33 @@ LENGTH = re.compile(
 )
 
 
+class Length(NamedTuple):
+    """How many elements an axis has: (M + ``add``) // ``per`` * ``number``, or ``number`` where ``per`` is 0."""
+
+    number: int
+    per: int = 0
+    add: int = 0
+
+    @classmethod
+    def of(cls, text: str, d: int) -> Length:
+        """From an expression of M and D: ``D``, ``D / 128``, ``ceil(M / 4)``, ``roundup(M, 4)``, ``8``."""
+        found = LENGTH.fullmatch(text)
+        if found is None:
+            raise ValueError(f"'{text}' is no length")
+        if found["number"]:
+            return cls(int(found["number"]))
+        per = int(found["by"] or found["to"] or 1)
+        own = cls(per if found["roundup"] else 1, per, per - 1 if found["to"] else 0)
+        return cls(own(d)) if "D" in text else own  # D is known, so that is a number
+
+    def __call__(self, rows: int) -> int:
+        """The length for so many rows."""
+        return (rows + self.add) // self.per * self.number if self.per else self.number
+
+
 def length(text: str, rows: int, d: int) -> int:
-    """The value of an expression of M and D: ``D``, ``D / 128``, ``ceil(M / 4)``, ``roundup(M, 4)``, ``8``."""
-    found = LENGTH.fullmatch(text)
-    if found is None:
-        raise ValueError(f"'{text}' is no length")
-    if found["number"]:
-        return int(found["number"])
-    whole = {"M": rows, "D": d}
-    if found["to"]:
-        part = int(found["to"])
-        parts = -(-whole[found["ceil"] or found["roundup"]] // part)
-        return parts if found["ceil"] else parts * part
-    return whole[found["axis"]] // int(found["by"] or 1)
+    """The value of an expression of M and D."""
+    return Length.of(text, d)(rows)
 
 
 class Tensor(NamedTuple):
