@@ -137,7 +137,8 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
 
     A stride is a number, an expression, or the name of one that the caller chooses, a multiple of ``stride_multiple``.
     """
-    axes, size, alignment = value.type.axes, value.type.dtype.size, plan.alignment(value)
+    axes, size = value.type.axes, value.type.dtype.size
+    alignment = plan.alignment(value) if D in axes else size
     if axes != WIDE:
         inner = [_length(a) for a in axes[1:]]
         return {"alignment": alignment, "strides": [*inner, "1"][-len(axes) :] if axes else []}

@@ -295,7 +295,7 @@ class ArrayCall(ABC):
         spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
         described = self.loaded(device, None, count).described
         asked = {t["name"]: t for t in described["tensors"]}
-        alignments = tuple([asked[t.name]["alignment"] if "D" in t.axes else t.size for t in self.tensors])
+        alignments = tuple([asked[t.name]["alignment"] for t in self.tensors])
         wide = [(step, asked[t.name]) for t in self.tensors if t.wide for step in _steps(strides[t.name])]
         whole = all([step == d if t["strides"][0] == "D" else step % t["stride_multiple"] == 0 for step, t in wide])
         narrow = self.narrower(described)
