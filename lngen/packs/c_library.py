@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -16,9 +14,9 @@ from lngen.compiler.emit import environment, fitted
 from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
-from lngen.launch.signature import length
+from lngen.launch.signature import Length
 from lngen.packs.manifest import Facts, Manifest
-from lngen.rules import RULES
+from lngen.rules import ALIGNMENT, MOST_BLOCKS, RULES
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
@@ -44,8 +42,9 @@ class Wanted:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": OF_EPS, "embedded": self.embed}
+        given |= {"alignment": ALIGNMENT, "most_blocks": MOST_BLOCKS}
         given |= {"dtypes": READ, "dl_types": [_dl_type(t) for t in READ]}
-        given |= {"tables": library.tables, **_cpp(library.groups)}
+        given |= {"structs": STRUCTS, "tables": TABLES, "library": library, **_cpp(library.groups)}
         texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
         texts[HPP] = "\n".join(part for line in texts[HPP].splitlines() for part in fitted(line))
         return {name: (text.rstrip() + "\n").encode() for name, text in texts.items()}
@@ -91,14 +90,16 @@ class Group:
         self.specs = [s.text for s in self.members]
         self.graph, self.direction = specs[0].of["graph"], DIRECTIONS[specs[0].of["direction"]]
         self.two = specs[0].of["strides"] == 2
-        self.eps = any(
-            a["kind"] == "value" for s in specs for e in s.sets for k in e["kernels"] for a in k["arguments"]
-        )
+        self.eps = any(e["call"]["numbers"] for s in specs for e in s.sets)
         self.title = f"the {self.direction} of {self.graph}"
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
         self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
         ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
         self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
+
+    def offset(self, field: str) -> str:
+        """Of a field of the struct, in C."""
+        return f"offsetof({self.name}_args, {field})"
 
     def _of(self, tensor: str) -> list[Facts]:
         return [t for s in self.members for t in s.tensors if t["name"] == tensor]
@@ -234,168 +235,181 @@ def _type(group: Group, tensor: str) -> str:
 
 # ---- tables ----
 
+# The structs of C, line by line. A member holds the field of the description that has its name; null is 0. A range, or
+# an entry, is of the table of its name.
+STRUCTS = {
+    "extent": ("int64_t fixed, per, limit, times, least;",),
+    "length": ("int64_t number, per, add;",),
+    "argument": ("kind kind;", "int of; /* its tensor, buffer or number */"),
+    "number": ("lngen_dtype dtype;", "int rule;"),
+    "buffer": ("int64_t fixed, per_row, element_bytes;", "int zeroed;"),
+    "kernel": (
+        "const char *name;", "range arguments;", "extent x, y;", "unsigned block, cluster, dynamic_shared_bytes;",
+        "int cooperative, launch_for_no_rows;",
+    ),
+    "tensor": (
+        "const char *name;", "kind role;", "lngen_dtype dtype;", "int axes;", "length shape[2];",
+        "int64_t element_bytes, alignment, stride_multiple;", "int contiguous; /* no stride is the caller's choice */",
+        "uint64_t in_place; /* a bit for each tensor whose place it may take */",
+        "size_t pointer, stride, outer_stride; /* offsets in the arguments; 0: no such field */",
+    ),
+    "kernel_set": (
+        "const char *name;", "range tensors, kernels, buffers, numbers;",
+        "int dependent_arch; /* the oldest whose kernels wait for the one before them */",
+    ),
+    "file": (
+        "const char *name, *sha256;", "size_t bytes;", "int driver; /* the oldest version that takes it */",
+        "const void *data; /* embedded, or null */",
+    ),
+    "resource": ("unsigned shared, launch_shared_bytes;",),
+    "choice": ("entry kernel_set, file;", "int arch;", "range resources; /* of each kernel; none: unknown */"),
+    "row_class": ("int64_t most_bytes;", "range choices; /* what to take, and otherwise */"),
+    "image": ("int arch;", "char suffix;", "int ptx;", "range row_classes;"),
+    "spec": (
+        "const char *text;", "lngen_dtype dtype;", "int64_t d, row_bytes, most_rows;", "range images;",
+        "range tensors; /* of one of its kernel sets */",
+    ),
+    "group": (
+        "const char *name, *graph;", "range specs; /* sorted by dtype and d */",
+        "size_t eps, inner, workspace, workspace_bytes; /* offsets in the arguments; 0: no such field */",
+    ),
+}  # fmt: skip
+TABLES = {struct + ("es" if struct.endswith("s") else "s"): struct for struct in [*STRUCTS][2:]}
 
-class _Table:
-    """Rows of a static array in C; equal ones are one."""
 
-    def __init__(self, ctype: str, name: str) -> None:
-        self.ctype, self.name, self.rows, self._places = ctype, name, list[str](), dict[Any, int]()
-
-    def add(self, rows: Sequence[str], key: Any = None) -> int:
-        """The number of the first of these rows, which are added unless the key is known."""
-        place = len(self.rows) if key is None else self._places.setdefault(key, len(self.rows))
-        if place == len(self.rows):
-            self.rows += rows
-        return place
-
-    def range(self, rows: Sequence[str]) -> str:
-        """The same as a range in C."""
-        return f"{{{self.add(rows)}, {len(rows)}}}"
-
-    def __str__(self) -> str:
-        rows = self.rows or ["0"]  # C has no arrays without elements
-        return "\n".join([f"static const {self.ctype} {self.name}[] = {{", *(f"    {{{r}}}," for r in rows), "};"])
+def _fields(struct: str) -> Iterator[tuple[str, str]]:
+    """Type and name of each member."""
+    for line in STRUCTS[struct]:
+        ctype, names = re.findall(r"((?:const )?\w+) (.*?);", line)[0]
+        yield from ((ctype, name) for name in re.findall(r"(\w+)(?:\[2\])?", names))
 
 
-def _row(*parts: Any) -> str:
-    return ", ".join(str(int(p) if isinstance(p, bool) else p) for p in parts)
+FIELDS = {struct: [*_fields(struct)] for struct in STRUCTS}
+
+
+class _Tables:
+    """Rows of static arrays in C, by struct; equal ones are there once. ``most``: the longest range of each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[str]] = {struct: [] for struct in TABLES.values()}
+        self.most = dict.fromkeys(STRUCTS, 1)
+        self._places: dict[tuple[str, ...], int] = {}
+
+    def add(self, struct: str, described: Sequence[Facts]) -> tuple[int, int]:
+        """The place of the first of these rows, and their number."""
+        rows, known = [self._row(struct, facts) for facts in described], self.rows[struct]
+        place = self._places.setdefault((struct, *rows), len(known))
+        known += rows if place == len(known) else []
+        self.most[struct] = max(self.most[struct], len(rows))
+        return place, len(rows)
+
+    def _row(self, struct: str, facts: Facts) -> str:
+        return ", ".join([self._coded(ctype, name, facts.get(name)) for ctype, name in FIELDS[struct]])
+
+    def _coded(self, ctype: str, name: str, value: Any) -> str:
+        """A value in C, of a member of that type and name."""
+        if ctype == "range":
+            return "{{{}, {}}}".format(*self.add(TABLES[name], value))
+        if ctype == "entry":
+            return str(self.add(name, [value])[0])
+        if ctype in STRUCTS and isinstance(value, list):
+            return f"{{{', '.join(self._coded(ctype, name, one) for one in value)}}}"
+        if ctype in STRUCTS:
+            return f"{{{self._row(ctype, value)}}}"
+        if ctype in ("kind", "lngen_dtype"):
+            return f"{'LNGEN_' if ctype == 'lngen_dtype' else ''}{value.upper()}"
+        if ctype == "const char":
+            return json.dumps(value)
+        return value if isinstance(value, str) else str(int(value or 0))
 
 
 class _Library:
-    """A manifest as C."""
+    """A manifest as C: descriptions with what only C has, such as offsets of members and places of names."""
 
     def __init__(self, pack: Manifest, image: Callable[[str], bytes] | None) -> None:
-        self.pack, self.image, self.groups = pack, image, groups_of(pack)
-        names = ("argument", "buffer", "kernel", "demand", "kernel_set", "file", "shared", "choice", "row_class")
-        plural = {"shared": "shares", "row_class": "classes", "kernel_set": "sets"}
-        self.table = {n: _Table(n, plural.get(n, f"{n}s")) for n in (*names, "image", "tensor", "spec", "group")}
-        self.most = dict.fromkeys(("TENSORS", "KERNELS", "ARGUMENTS", "BUFFERS"), 1)
-        self._embedded: list[str] = []
-        for group in self.groups:
-            self._group(group)
+        self.pack, self.image, self.groups, self.tables = pack, image, groups_of(pack), _Tables()
+        self.embedded: dict[str, str] = {}  # arrays of bytes, by the name of the file
+        self.tables.add("group", [self._group(g) for g in self.groups])
 
-    @cached_property
-    def tables(self) -> str:
-        """The text of all tables, with their sizes."""
-        sizes = {"SPECS": "spec", "CLASSES": "row_class", "FILES": "file", "CHOICES": "choice", "GROUPS": "group"}
-        counts = {name: len(self.table[of].rows) for name, of in sizes.items()}
-        counts |= {f"MOST_{name}": most for name, most in self.most.items()}
-        listed = ", ".join(f"{name} = {count}" for name, count in counts.items())
-        return "\n\n".join([f"enum {{ {listed} }};", *self._embedded, *map(str, self.table.values())])
+    def _group(self, group: Group) -> Facts:
+        fields = {"eps": group.eps, "inner": group.two, "workspace": True, "workspace_bytes": True}
+        offsets = {name: group.offset(name) for name, there in fields.items() if there}
+        specs = [self._spec(member, group) for member in group.members]
+        return {"name": group.name, "graph": group.graph, "specs": specs, **offsets}
 
-    def _group(self, group: Group) -> None:
-        struct = f"{group.name}_args"
-        specs = self.table["spec"].range([self._spec(s, group) for s in group.members])
-        fields = ("eps" if group.eps else "", "inner" if group.two else "", "workspace", "workspace_bytes")
-        offsets = (f"offsetof({struct}, {f})" if f else 0 for f in fields)
-        self.table["group"].add([_row(_text(group.name), _text(group.graph), specs, *offsets)])
-
-    def _spec(self, spec: Member, group: Group) -> str:
-        tensors, of = [], spec.of
-        for t in spec.tensors:
-            strides = group.strides.get(t["name"], ())
-            fields = [f"offsetof({group.name}_args, {f})" for f in (group.names[t["name"]], *strides)]
-            dtype, axes = f"LNGEN_{t['dtype'].upper()}", t["axes"]
-            sizes = [length(text, 0, of["d"]) for text in t["shape"] if text != "M"]
-            facts = (dtype, t["element_bytes"], "M" in axes, bool(sizes), t["role"] == "output", math.prod(sizes))
-            tensors.append(_row(_text(t["name"]), *fields, *["0"] * (3 - len(fields)), *facts))
-        images = self.table["image"].range([self._image(i) for i in spec.images])
+    def _spec(self, spec: Member, group: Group) -> Facts:
+        if len(spec.tensors) > MOST_TENSORS:
+            count = len(spec.tensors)
+            raise LngenError(f"'{spec.text}' has {count} tensors, and a C library takes at most {MOST_TENSORS}.")
         buffers = [b["per_row"] * b["element_bytes"] for e in spec.sets for b in e["workspace"]["buffers"]]
-        most = min(MOST_ROWS, MOST_BYTES // max(spec.row_bytes, 8 * of["d"], *buffers))
-        if self._largest("TENSORS", tensors) > MOST_TENSORS:
-            raise LngenError(f"'{spec.text}' has {len(tensors)} tensors, and a C library takes at most {MOST_TENSORS}.")
-        dtype = f"LNGEN_{of['dtype'].upper()}"
-        return _row(_text(spec.text), dtype, of["d"], spec.row_bytes, most, images, self.table["tensor"].range(tensors))
+        most = min(MOST_ROWS, MOST_BYTES // max(spec.row_bytes, 8 * spec.of["d"], *buffers))
+        images = [self._image(image, group) for image in spec.images]
+        parts = {"images": images, "tensors": _kernel_set(spec.sets[0], group)["tensors"]}
+        return {**spec.of, **parts, "text": spec.text, "row_bytes": spec.row_bytes, "most_rows": most}
 
-    def _image(self, image: Facts) -> str:
-        arch = re.fullmatch(r"sm_(\d+)([af]?)", image["arch"])
-        assert arch
-        classes = []
+    def _image(self, image: Facts, group: Group) -> Facts:
+        arch, classes = image["arch"][3:], []
         for c in image["classes"]:
-            other = self._choice(c["otherwise"], image["arch"]) if c["otherwise"] else -1
-            classes.append(_row(min(c["most_bytes"], 2**46), self._choice(c, image["arch"]), other))
-        suffix = f"'{arch[2]}'" if arch[2] else 0
-        return _row(arch[1], suffix, image["kind"] == "ptx", self.table["row_class"].range(classes))
+            choices = [self._choice(one, image["arch"], group) for one in (c, c["otherwise"]) if one]
+            classes.append({"most_bytes": min(c["most_bytes"], 2**46), "choices": choices})
+        suffix = f"'{arch[-1]}'" if arch[-1] in "af" else 0
+        return {"arch": arch.rstrip("af"), "suffix": suffix, "ptx": image["kind"] == "ptx", "row_classes": classes}
 
-    def _choice(self, choice: Facts, arch: str) -> int:
-        """The number of a kernel set, a file and an arch."""
-        entry = self.pack.kernel_sets[choice["kernel_set"]]
+    def _choice(self, choice: Facts, arch: str, group: Group) -> Facts:
+        """A kernel set, a file and an arch."""
+        entry, name = self.pack.kernel_sets[choice["kernel_set"]], choice["file"]
+        if self.image is not None and name not in self.embedded:
+            self.embedded[name] = _embedded(f"image_{len(self.embedded)}", self.image(name))
+        file = {**entry["files"][name], "name": name}
+        file["data"] = f"image_{[*self.embedded].index(name)}" if self.image is not None else "NULL"
         used = entry["resources"].get(arch)
-        shares = [(used[k["name"]]["shared"], used[k["name"]]["launch_shared_bytes"]) for k in entry["kernels"] if used]
-        key = choice["kernel_set"], choice["file"], arch
-        first = self.table["shared"].add([_row(*both) for both in shares], key) if used else -1
-        row = _row(self._set(entry), self._file(entry, choice["file"]), arch[3:].rstrip("af"), first)
-        return self.table["choice"].add([row], key)
-
-    def _file(self, entry: Facts, name: str) -> int:
-        facts, data, known = entry["files"][name], "NULL", self.table["file"]
-        if self.image is not None and name not in known._places:
-            data = f"image_{len(known.rows)}"
-            self._embedded.append(_embedded(data, self.image(name)))
-        row = _row(_text(name), _text(facts["sha256"]), facts["bytes"], facts["driver"] or 0, data)
-        return known.add([row], name)
-
-    def _set(self, entry: Facts) -> int:
-        name = entry["name"]
-        if name in self.table["kernel_set"]._places:
-            return self.table["kernel_set"]._places[name]
-        tensors = [t["name"] for t in entry["tensors"]]
-        buffers = entry["workspace"]["buffers"]
-        numbers = {n["name"]: n for n in entry["call"]["numbers"]}
-        kernels = [self._kernel(k, tensors, [b["name"] for b in buffers], numbers) for k in entry["kernels"]]
-        rows = [_row(b["fixed"], b["per_row"], b["element_bytes"], b["zeroed"]) for b in buffers]
-        demands = self.table["demand"].add([self._demand(t, entry, tensors) for t in entry["tensors"]])
-        self._largest("KERNELS", kernels)
-        self._largest("BUFFERS", rows)
-        arch = entry["programmatic_stream_serialization"]["minimum_arch"][3:]
-        places = self.table["kernel"].range(kernels), self.table["buffer"].range(rows)
-        return self.table["kernel_set"].add([_row(_text(name), *places, demands, arch)], name)
-
-    def _demand(self, tensor: Facts, entry: Facts, tensors: Sequence[str]) -> str:
-        may = entry["in_place"]["outputs"].get(tensor["name"], [])
-        contiguous = tensor["strides"][:1] == ["D"]
-        alignment = tensor["alignment"] if "D" in tensor["axes"] else tensor["element_bytes"]
-        bits = sum(1 << tensors.index(name) for name in may)
-        return _row(alignment, tensor.get("stride_multiple", 1), contiguous, f"{bits}u")
-
-    def _kernel(
-        self, kernel: Facts, tensors: Sequence[str], buffers: Sequence[str], numbers: Mapping[str, Facts]
-    ) -> str:
-        rows = []
-        for a in kernel["arguments"]:
-            of = numbers.get(a.get("number"), {})
-            kind = {"input": "TENSOR", "output": "TENSOR", "value": f"VALUE_{of.get('dtype', '').upper()}"}
-            index = 0
-            if a["kind"] == "value":
-                index = _rule(of["rule"])
-            elif a["tensor"]:
-                index = (buffers if a["kind"] == "workspace" else tensors).index(a["tensor"])
-            rows.append(_row(kind.get(a["kind"], a["kind"].upper()), index))
-        self._largest("ARGUMENTS", rows)
-        grid = (_extent(kernel["grid"][axis]) for axis in "xy")
-        size = kernel["block"], kernel["cluster"], kernel["dynamic_shared_bytes"]
-        how = kernel["cooperative"], kernel["launch_for_no_rows"]
-        return _row(_text(kernel["name"]), self.table["argument"].range(rows), *grid, *size, *how)
-
-    def _largest(self, what: str, rows: Sequence[str]) -> int:
-        self.most[what] = max(self.most[what], len(rows))
-        return self.most[what]
+        return {
+            "kernel_set": _kernel_set(entry, group),
+            "file": file,
+            "arch": arch[3:].rstrip("af"),
+            "resources": [used[k["name"]] for k in entry["kernels"]] if used else [],
+        }
 
 
-def _extent(rule: Facts) -> str:
-    fixed = -1 if rule["fixed"] is None else rule["fixed"]
-    return f"{{{_row(fixed, rule['per'] or 1, rule['limit'] or 0, rule['times'], rule['least'])}}}"
+def _kernel_set(entry: Facts, group: Group) -> Facts:
+    """A kernel set whose arguments and results name others by their places."""
+    tensors, numbers, buffers = (entry["tensors"], entry["call"]["numbers"], entry["workspace"]["buffers"])
+    names = {kind: [v["name"] for v in of] for kind, of in (("value", numbers), ("workspace", buffers), ("", tensors))}
+
+    def place(a: Facts) -> int:
+        name = a.get("number") or a["tensor"]
+        return names.get(a["kind"], names[""]).index(name) if name else 0
+
+    return {
+        "name": entry["name"],
+        "tensors": [_tensor(t, entry, names[""], group) for t in tensors],
+        "kernels": [
+            {**k, **k["grid"], "arguments": [{**a, "of": place(a)} for a in k["arguments"]]} for k in entry["kernels"]
+        ],
+        "buffers": buffers,
+        "numbers": [{**n, "rule": _rule(n["rule"])} for n in numbers],
+        "dependent_arch": entry["programmatic_stream_serialization"]["minimum_arch"][3:],
+    }
+
+
+def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> Facts:
+    """A tensor with the offsets of its fields, and the bits of those whose place it may take."""
+    name, shape = tensor["name"], [Length.of(text, entry["spec"]["d"])._asdict() for text in tensor["shape"]]
+    fields = [group.offset(field) for field in (group.names[name], *group.strides.get(name, ()))]
+    return {
+        **tensor,
+        **dict(zip(("pointer", "stride", "outer_stride"), fields, strict=False)),
+        "axes": len(shape),
+        "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
+        "contiguous": not {"stride", "outer_stride"} & {*tensor["strides"]},
+        "in_place": f"{sum(1 << names.index(other) for other in entry['in_place']['outputs'].get(name, ()))}u",
+    }
 
 
 def _rule(text: str) -> int:
     if text not in OF_EPS:
         raise LngenError(f"this version of lngen has no rule '{text}' for a C library; build the pack again.")
     return OF_EPS.index(text)
-
-
-def _text(text: str) -> str:
-    """A string in C."""
-    return json.dumps(text)
 
 
 def _embedded(name: str, data: bytes) -> str:
