@@ -190,11 +190,12 @@ def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) 
 
     Of rows at two distances, ``inner`` are side by side, and ``rows`` is a multiple of that.
     """
-    shape, strides = value.shape(rows, d), (1,) * len(value.axes)
+    shape = value.shape(rows, d)
+    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
     if value.wide and isinstance(stride, tuple):
-        shape, strides = (rows // inner, inner, d), (*stride, 1)
-    elif value.wide:
-        strides = (stride, 1) if isinstance(stride, int) else strides
+        shape, strides = (rows // inner, inner, d), [*stride, 1]
+    elif value.wide and isinstance(stride, int):
+        strides = [stride, 1]
     return Span.of(shape, [step * value.size for step in strides], value.size)
 
 
