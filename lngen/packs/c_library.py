@@ -101,6 +101,13 @@ class Group:
         """Of a field of the struct, in C."""
         return f"offsetof({self.name}_args, {field})"
 
+    @property
+    def leader(self) -> int:
+        """The place of the first [M, D] tensor that has the dtype of the spec, or of the last one."""
+        own, dtype = self.members[0].tensors, self.members[0].of["dtype"]
+        fitting = (n for n, t in enumerate(own) if t["axes"] == ["M", "D"] and t["dtype"] == dtype)
+        return next(fitting, len(own) - 1)
+
     def _of(self, tensor: str) -> list[Facts]:
         return [t for s in self.members for t in s.tensors if t["name"] == tensor]
 
@@ -271,6 +278,7 @@ STRUCTS = {
     ),
     "group": (
         "const char *name, *graph;", "range specs; /* sorted by dtype and d */",
+        "int leader; /* the tensor that has d, dtype and rows of a call */",
         "size_t eps, inner, workspace, workspace_bytes; /* offsets in the arguments; 0: no such field */",
     ),
 }  # fmt: skip
@@ -304,7 +312,7 @@ class _Tables:
         return place, len(rows)
 
     def _row(self, struct: str, facts: Facts) -> str:
-        return ", ".join([self._coded(ctype, name, facts.get(name)) for ctype, name in FIELDS[struct]])
+        return ", ".join([self._coded(ctype, name, facts[name]) for ctype, name in FIELDS[struct]])
 
     def _coded(self, ctype: str, name: str, value: Any) -> str:
         """A value in C, of a member of that type and name."""
@@ -328,14 +336,14 @@ class _Library:
 
     def __init__(self, pack: Manifest, image: Callable[[str], bytes] | None) -> None:
         self.pack, self.image, self.groups, self.tables = pack, image, groups_of(pack), _Tables()
-        self.embedded: dict[str, str] = {}  # arrays of bytes, by the name of the file
+        self.embedded: dict[str, tuple[str, str]] = {}  # name and text of an array of bytes, by file
         self.tables.add("group", [self._group(g) for g in self.groups])
 
     def _group(self, group: Group) -> Facts:
         fields = {"eps": group.eps, "inner": group.two, "workspace": True, "workspace_bytes": True}
-        offsets = {name: group.offset(name) for name, there in fields.items() if there}
+        offsets = {name: group.offset(name) if there else 0 for name, there in fields.items()}
         specs = [self._spec(member, group) for member in group.members]
-        return {"name": group.name, "graph": group.graph, "specs": specs, **offsets}
+        return {"name": group.name, "graph": group.graph, "specs": specs, "leader": group.leader, **offsets}
 
     def _spec(self, spec: Member, group: Group) -> Facts:
         if len(spec.tensors) > MOST_TENSORS:
@@ -358,22 +366,27 @@ class _Library:
     def _choice(self, choice: Facts, arch: str, group: Group) -> Facts:
         """A kernel set, a file and an arch."""
         entry, name = self.pack.kernel_sets[choice["kernel_set"]], choice["file"]
-        if self.image is not None and name not in self.embedded:
-            self.embedded[name] = _embedded(f"image_{len(self.embedded)}", self.image(name))
-        file = {**entry["files"][name], "name": name}
-        file["data"] = f"image_{[*self.embedded].index(name)}" if self.image is not None else "NULL"
         used = entry["resources"].get(arch)
         return {
             "kernel_set": _kernel_set(entry, group),
-            "file": file,
+            "file": {**entry["files"][name], "name": name, "data": self._data(name)},
             "arch": arch[3:].rstrip("af"),
             "resources": [used[k["name"]] for k in entry["kernels"]] if used else [],
         }
 
+    def _data(self, file: str) -> str:
+        """The array with the bytes of a file, if the library has them inside."""
+        if self.image is None:
+            return "NULL"
+        if file not in self.embedded:
+            name = f"image_{len(self.embedded)}"
+            self.embedded[file] = name, _embedded(name, self.image(file))
+        return self.embedded[file][0]
+
 
 def _kernel_set(entry: Facts, group: Group) -> Facts:
     """A kernel set whose arguments and results name others by their places."""
-    tensors, numbers, buffers = (entry["tensors"], entry["call"]["numbers"], entry["workspace"]["buffers"])
+    tensors, numbers, buffers = entry["tensors"], entry["call"]["numbers"], entry["workspace"]["buffers"]
     names = {kind: [v["name"] for v in of] for kind, of in (("value", numbers), ("workspace", buffers), ("", tensors))}
 
     def place(a: Facts) -> int:
@@ -387,7 +400,7 @@ def _kernel_set(entry: Facts, group: Group) -> Facts:
             {**k, **k["grid"], "arguments": [{**a, "of": place(a)} for a in k["arguments"]]} for k in entry["kernels"]
         ],
         "buffers": buffers,
-        "numbers": [{**n, "rule": _rule(n["rule"])} for n in numbers],
+        "numbers": [{**n, "rule": OF_EPS.index(n["rule"])} for n in numbers],
         "dependent_arch": entry["programmatic_stream_serialization"]["minimum_arch"][3:],
     }
 
@@ -395,21 +408,16 @@ def _kernel_set(entry: Facts, group: Group) -> Facts:
 def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> Facts:
     """A tensor with the offsets of its fields, and the bits of those whose place it may take."""
     name, shape = tensor["name"], [Length.of(text, entry["spec"]["d"])._asdict() for text in tensor["shape"]]
-    fields = [group.offset(field) for field in (group.names[name], *group.strides.get(name, ()))]
+    offsets = [group.offset(field) for field in (group.names[name], *group.strides.get(name, ()))]
     return {
+        "stride_multiple": 0,
         **tensor,
-        **dict(zip(("pointer", "stride", "outer_stride"), fields, strict=False)),
+        **dict(zip(("pointer", "stride", "outer_stride"), [*offsets, 0, 0], strict=False)),
         "axes": len(shape),
         "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
         "contiguous": not {"stride", "outer_stride"} & {*tensor["strides"]},
         "in_place": f"{sum(1 << names.index(other) for other in entry['in_place']['outputs'].get(name, ()))}u",
     }
-
-
-def _rule(text: str) -> int:
-    if text not in OF_EPS:
-        raise LngenError(f"this version of lngen has no rule '{text}' for a C library; build the pack again.")
-    return OF_EPS.index(text)
 
 
 def _embedded(name: str, data: bytes) -> str:
