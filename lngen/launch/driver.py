@@ -226,9 +226,9 @@ class Module:
         _check(status, f"There is no kernel '{name}'")
         return found.value or 0
 
-    def __del__(self) -> None:
-        """The functions must not be used any more. At exit the driver is left alone."""
-        if not sys.is_finalizing() and getattr(self, "handle", None):
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:
+        """The functions must not be used any more. At exit, when globals may be gone, the driver is left alone."""
+        if not exiting() and getattr(self, "handle", None):
             before = ctypes.c_void_p()
             self._cuda.cuCtxGetCurrent(ctypes.byref(before))
             self._cuda.cuCtxSetCurrent(ctypes.c_void_p(self._context))

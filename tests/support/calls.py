@@ -297,6 +297,10 @@ def overlaps() -> Iterator[tuple[str, Call]]:
     yield "mean over x", Call(forward, at={"x": Place("a"), "mean": Place("a")}, refused="overlap")
     yield "mean is rstd", Call(forward, at={"mean": Place("a"), "rstd": Place("a")}, refused="results")
     yield "y over mean", Call(forward, at={"mean": Place("a", 8), "y": Place("a")}, refused="results")
+    yield (
+        "y over the last block scales",
+        Call(spec("blocks"), at={"scale": Place("a"), "y": Place("a", 64)}, refused="results"),
+    )
     yield "dgamma over gamma", Call(backward, at={n: Place("a") for n in ("gamma", "dgamma")}, refused="overlap")
     yield "dx over dgamma", Call(backward, at={n: Place("a") for n in ("dx", "dgamma")}, refused="results")
     yield "dx over dy, a row further on", Call(backward, at={"dy": Place("a"), "dx": Place("a", 64)}, refused="overlap")
