@@ -14,7 +14,9 @@ from lngen.compiler.devices import Device, device_for
 from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_schedule
 from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
 
-MOST_OPERATIONS = 26  # equations per element; the norms that were measured have 7 forward and 13 backward
+# Equations per element: norms and their sums have at most so many, and rows with more have entries of their own. Up to
+# the second number they take those of norms where they have none, as softmax does.
+OF_NORMS, LIKE_NORMS = 20, 26
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 
@@ -23,7 +25,7 @@ class Key:
     """The key of an entry: direction, bytes of an element, D, and what sets rows apart from those of a norm alone.
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
-    heavy   equations per element if they are more than MOST_OPERATIONS, else 0: such rows need more warps
+    heavy   equations per element if they are more than OF_NORMS, else 0: such rows need more warps
     """
 
     direction: str
@@ -74,13 +76,15 @@ class Table:
         """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, number of inputs, element size and alignment, and no more
-        arithmetic than norms, or as much. Where none is near, a cluster that shares rows with column sums also suits
-        more inputs, if they have one element size.
+        arithmetic than norms, or as much; up to LIKE_NORMS those of norms follow. Where none is near, a cluster that
+        shares rows with column sums also suits more inputs, if they have one element size.
         """
         own = key_of(p)
         if own.more < 0 or len({*p.input_sizes}) != 1:
             return
         found = [*self._nearest(own, workload)]
+        if 0 < own.heavy <= LIKE_NORMS:
+            found += self._nearest(replace(own, heavy=0), workload)
         if not found and own.more and p.column_sums and not own.heavy:
             found = [entry for entry in self._nearest(replace(own, more=0), workload) if entry[1].cluster > 1]
         yield from found
@@ -96,7 +100,7 @@ class Table:
 
 def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
-    heavy = p.operations if p.operations > MOST_OPERATIONS else 0
+    heavy = p.operations if p.operations > OF_NORMS else 0
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
 
