@@ -105,7 +105,7 @@ def value_of(eqn: Eqn, args: tuple[Array, ...], size: Lengths) -> Array:
     """The value, for operands that have size 1 along the axes they lack."""
     op = OPS[eqn.op]
     if op.numpy:
-        return op.numpy(args, eqn, size)
+        return op.numpy(args, eqn, size, None)
     assert op.expand, eqn.op
     evaluator = _Evaluator(dict(zip(eqn.args, args, strict=True)), size)
     return evaluator.known[op.expand(evaluator, eqn)]

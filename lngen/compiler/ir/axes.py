@@ -139,11 +139,14 @@ def along(axes: Iterable[Axis], root: Axis) -> Axis | None:
 
 
 class Lengths(dict[Axis, int]):
-    """The length of every axis, and the elements of a ``segment`` of a row."""
+    """The length of every axis, and the elements of a ``segment`` of a row.
 
-    def __init__(self, lengths: Mapping[Axis, int], segment: int = 0) -> None:
+    ``rows``: those of a block, whose arrays have no others; None for all.
+    """
+
+    def __init__(self, lengths: Mapping[Axis, int], segment: int = 0, rows: range | None = None) -> None:
         super().__init__(lengths)
-        self.segment = segment
+        self.segment, self.rows = segment, rows
 
     def __missing__(self, axis: Axis) -> int:
         """That of a derived axis that no array has; ValueError if it does not divide its base."""
@@ -157,9 +160,13 @@ class Lengths(dict[Axis, int]):
         """Elements of ``axis`` that an element of ``of`` has; of the last segment of a row perhaps fewer."""
         return self.segment if of.of_order and axis is D else self[axis] // max(self[of], 1)
 
+    def places(self, axis: Axis) -> NDArray[np.intp]:
+        """The elements of ``axis`` that arrays have: all, or the rows of a block."""
+        return np.arange(self[axis]) if axis is not M or self.rows is None else np.asarray(self.rows)
+
     def positions(self, axis: Axis, of: Axis) -> NDArray[np.intp]:
-        """For each element of ``axis`` that of ``of`` to which it belongs."""
-        count = np.arange(self[axis])
+        """For each element of ``axis`` that arrays have, that of ``of`` to which it belongs."""
+        count = self.places(axis)
         return count % self[of] if of.by == "%" else count // max(self.per(axis, of), 1)
 
     def groups(self, axis: Axis, to: Axis) -> NDArray[np.intp]:

@@ -7,19 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from lngen.compiler.ir import numerics
+from lngen.compiler.ir import sums
 from lngen.compiler.ir.axes import WIDE, D, Lengths, M, along
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.ir.types import F32, Eqn
 from lngen.dtypes import DType
 
-NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Lengths], Array]
+# The value, in an array ``out`` that is no operand, or in one of its own.
+NumpyMeaning = Callable[[tuple[Array, ...], Eqn, Lengths, Array | None], Array]
+Fold = sums.ColumnSum | sums.ColumnMax
 CudaMeaning = Callable[[tuple[str, ...], Eqn], str]
 
 
 def each(function: Callable[..., Any]) -> NumpyMeaning:
-    """The NumPy meaning that is a function of the operands alone."""
-    return lambda args, eqn, size: np.asarray(function(*args))
+    """The NumPy meaning that is a function of the operands alone, ``function(*args, out=out)``, as ufuncs are."""
+    return lambda args, eqn, size, out: np.asarray(function(*args, out=out))
 
 
 def cuda_text(template: str) -> CudaMeaning:
@@ -58,28 +60,28 @@ def number(value: float, eqn: Eqn) -> Array:
     return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
 
 
-def size(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def size(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The length of an axis, or the elements of it that each element of another has."""
     axis, per = eqn.axis, eqn.per
     if per is None or not per.of_order:
         return number(at[axis] if per is None else at.per(axis, per), eqn)
-    return numerics.segment_sizes(at[D], _segment(eqn, at), eqn.out.type.dtype)[None, :]
+    return sums.segment_sizes(at[D], _segment(eqn, at), eqn.out.type.dtype)[None, :]
 
 
-def counted(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def counted(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The places along an axis."""
-    places = np.arange(at[eqn.axis], dtype=NUMPY_DTYPE[eqn.out.type.dtype])
+    places = at.places(eqn.axis).astype(NUMPY_DTYPE[eqn.out.type.dtype])
     return places[:, None] if eqn.axis.root is M else places[None, :]
 
 
-def expanded(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def expanded(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The operand, repeated along the equation's axis."""
     (x,), axis = args, eqn.axis
     place, has = WIDE.index(axis.root), along(eqn.args[0].type.axes, axis.root)
     if has is not None:
         return np.take(x, at.positions(axis, has), axis=place)
     shape = list(x.shape)
-    shape[place] = at[axis]
+    shape[place] = len(at.places(axis))
     return np.ascontiguousarray(np.broadcast_to(x, shape))
 
 
@@ -89,7 +91,7 @@ def halves_turned(x: Array, inverse: bool) -> Array:
     return np.concatenate([b, -a] if inverse else [-b, a], axis=-1)
 
 
-def rotated(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def rotated(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The halves of rows, exchanged."""
     return halves_turned(args[0], bool(eqn.attr("inverse")))
 
@@ -98,16 +100,17 @@ def _segment(eqn: Eqn, at: Lengths) -> int:
     return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else at[D]
 
 
-def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The sum of an operand, or of the products of two, in the order that the attributes spell."""
-    terms, axis, to = np.broadcast_arrays(*args), eqn.axis, eqn.to
+    axis, to = eqn.axis, eqn.to
+    terms = args if len({a.shape for a in args}) == 1 else np.broadcast_arrays(*args)
     if to is not None and not to.of_order:
         return _grouped(terms, eqn, at, lambda each: _one_sum(each, eqn, at.per(axis, to)))
     if to is not None:
-        return numerics.segment_sums(*terms, **_row_order(eqn, at[D]))
+        return sums.segment_sums(*terms, **_row_order(eqn, at[D]))
     if axis.of_order:
         attrs: dict[str, Any] = dict(eqn.attrs)
-        return np.asarray(numerics.interleaved_sum(terms[0], attrs.get("interleave", 1))[..., None])
+        return np.asarray(sums.interleaved_sum(terms[0], attrs.get("interleave", 1))[..., None])
     return _one_sum(terms, eqn, at[axis])
 
 
@@ -123,9 +126,18 @@ def _one_sum(terms: Sequence[Array], eqn: Eqn, count: int) -> Array:
     """The sum of all ``count`` elements of rows, or of columns."""
     attrs: dict[str, Any] = dict(eqn.attrs)
     if eqn.axis.root is D:
-        row = numerics.row_sum(*terms, **_row_order(eqn, count), interleave=attrs.get("interleave", 1))
+        row = sums.row_sum(*terms, **_row_order(eqn, count), interleave=attrs.get("interleave", 1))
         return np.asarray(row[..., None])
-    return numerics.column_sum(*terms, **{k: attrs.get(k, 1) for k in ("groups", "blocks", "interleave")})[None, :]
+    return sums.column_sum(*terms, **_column_order(eqn))[None, :]
+
+
+def fold_of_rows(eqn: Eqn, rows: int) -> Fold:
+    """The sum or the maximum of an equation over all ``rows``, to which their blocks are added in turn."""
+    return sums.ColumnMax() if eqn.op == "reduce_max" else sums.ColumnSum(rows, **_column_order(eqn))
+
+
+def _column_order(eqn: Eqn) -> dict[str, Any]:
+    return {k: v for k, v in eqn.attrs if k in ("groups", "blocks", "interleave")}
 
 
 def _row_order(eqn: Eqn, count: int) -> dict[str, Any]:
@@ -133,10 +145,10 @@ def _row_order(eqn: Eqn, count: int) -> dict[str, Any]:
     return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", count), "run": attrs.get("run")}
 
 
-def reduced_max(args: tuple[Array, ...], eqn: Eqn, at: Lengths) -> Array:
+def reduced_max(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The largest element along the equation's axis, or of those that belong to one of ``to``."""
     place, x = WIDE.index(eqn.axis.root), args[0]
-    largest = numerics.column_max if eqn.axis.root is M else numerics.row_max
+    largest = sums.column_max if eqn.axis.root is M else sums.row_max
     if eqn.to is None:
         return np.expand_dims(largest(x), place)
     return _grouped([x], eqn, at, lambda each: np.expand_dims(largest(*each), place))

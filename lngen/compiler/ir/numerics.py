@@ -1,19 +1,22 @@
-"""The arithmetic of the IR on NumPy: exact fma, single rounding, sums in their one order.
+"""The arithmetic of the IR on NumPy: exact fma, single rounding, operations on bits.
 
-Every function is elementwise or has an explicit order of additions, so IEEE 754 determines its bits on any
-machine. Absent terms of a sum are -0.0, the one number whose addition changes no other number, not even
-+0.0 or -0.0.
+Every function is elementwise, so IEEE 754 determines its bits on any machine. Those of operands write to the array
+``out`` if one is given.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+import threading
+from collections.abc import Sequence
 from math import ceil, log2
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, Graph
+from lngen.compiler.ir.types import BF16, F32, Graph
 from lngen.dtypes import DType
 from lngen.rules import RULES
 
@@ -22,10 +25,8 @@ Array = NDArray[Any]
 NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {dtype: dtype.numpy() for dtype in DType}
 FROM_NUMPY = {own: dtype for dtype, own in NUMPY_DTYPE.items()}
 
-ABSENT = -0.0
 
-
-def round_to(x: Array, to: DType) -> Array:
+def round_to(x: Array, to: DType, out: Array | None = None) -> Array:
     """x rounded once, to nearest even, to the dtype ``to``.
 
     What has the digits of bfloat16 or fewer goes from float64 through a float32 rounded to odd, so that the second
@@ -34,7 +35,10 @@ def round_to(x: Array, to: DType) -> Array:
     """
     if to.digits <= BF16.digits and x.dtype == np.float64:
         x = _to_odd_f32(x)
-    return np.asarray(x.astype(NUMPY_DTYPE[to]))
+    if out is None:
+        return np.asarray(x.astype(NUMPY_DTYPE[to]))
+    np.copyto(out, x, casting="unsafe")
+    return out
 
 
 def stored(drawn: Array, to: DType) -> Array:
@@ -54,54 +58,196 @@ def _to_odd_f32(x: Array) -> Array:
     return np.asarray(bits.view(np.float32))
 
 
-def fma(a: Array, b: Array, c: Array) -> Array:
+Kind = tuple[tuple[int, ...], Any]
+KEPT, MOST = 1 << 24, 256  # bytes of memory, and sets of arrays on it, at most
+
+
+class Scratch(threading.local):
+    """Arrays for the time of a call, on memory that each thread keeps: new memory is slow at its first touch."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+        self._known: dict[tuple[Kind, ...], list[Array]] = {}
+
+    def arrays(self, *kinds: Kind) -> list[Array]:
+        """An array of each kind, a shape and a dtype; good until the next call."""
+        found = self._known.get(kinds)
+        if found is None:
+            found = self._made(kinds)
+        return found
+
+    def _made(self, kinds: tuple[Kind, ...]) -> list[Array]:
+        sizes = [-(-math.prod(shape) * np.dtype(dtype).itemsize // 64) * 64 for shape, dtype in kinds]
+        if sum(sizes) > KEPT:
+            return [np.empty(*kind) for kind in kinds]
+        if self._memory.size < sum(sizes) or len(self._known) == MOST:
+            self._memory = np.empty(max(sum(sizes), self._memory.size), np.uint8)
+            self._known.clear()
+        starts = itertools.accumulate(sizes, initial=0)
+        found = [np.ndarray(*kind, self._memory, start) for kind, start in zip(kinds, starts, strict=False)]
+        self._known[kinds] = found
+        return found
+
+
+_products, _sums = Scratch(), Scratch()
+
+# The low bits of a float64 that are 0 if it is a float32, or the middle of two.
+_BELOW_MIDDLE = np.int64((1 << 28) - 1)
+_MANY = 256  # places from which whole arrays are examined, if they are as many in 64
+
+
+def fma(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
     """a * b + c in float32, rounded once.
 
-    The product of two float32 is exact in float64; the sum is rounded to odd there, so that the rounding to
-    float32 gives the correctly rounded result (Boldo and Melquiond, 2008).
+    In float64 the product of two float32 is exact: it has 48 bits and a size from 2^-298 to 2^256. Let s be its sum
+    with c, rounded to float64. The middle of two neighbouring float32, subnormal ones and the end of the range
+    included, has at most 25 bits, none below 2^-150, so it is a float64. Rounding never passes one: s lies on the side
+    of a middle on which the exact sum lies, or it is the middle. So s rounds to the float32 of the exact sum unless it
+    is a middle that the exact sum is not; then it is moved one step of float64 to the side of the exact sum. Zeros have
+    the sign of float64: another exact sum is no less than 2^-298.
     """
-    product = a.astype(np.float64) * b.astype(np.float64)
-    addend = c.astype(np.float64)
-    total = product + addend
-    # TwoSum (Knuth): total + error is the exact sum.
-    shadow = total - product
-    error = (product - (total - shadow)) + (addend - shadow)
-    bits = np.asarray(total).view(np.int64)
-    even = (bits & 1) == 0
-    inexact = np.isfinite(total) & (error != 0) & even
-    # One step toward the exact value, in sign-magnitude order: outward if the error has total's sign.
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    odd = np.where(inexact, bits + step, bits).view(np.float64)
-    return odd.astype(np.float32)
+    (product,) = _products.arrays((np.broadcast(a, b).shape, np.float64))
+    np.multiply(a, b, out=product, dtype=np.float64)
+    shape = np.broadcast(product, c).shape
+    total, low, middle = _sums.arrays((shape, np.float64), (shape, np.int64), (shape, np.bool_))
+    np.add(product, c, out=total)
+    places, steps = _inexact_middles(total, product, c, low, middle)
+    if places.size:
+        total.reshape(-1).view(np.int64)[places] += steps
+    if out is None:
+        out = np.empty(shape, np.float32)
+    np.copyto(out, total, casting="same_kind")
+    return out
 
 
-def maximum(a: Array, b: Array) -> Array:
+def add_products(total: Array, factors: Sequence[tuple[Array, Array]]) -> Array:
+    """``total`` and the products of pairs of factors, all of one shape, added in turn by ``fma``.
+
+    Whether a sum has to be moved is asked once for all; then, which is seldom, they are added one by one.
+    """
+    if not factors:
+        return total
+    shape = len(factors), *total.shape
+    products, addends = _products.arrays((shape, np.float64), ((len(factors) + 1, *total.shape), np.float32))
+    sums, low, middle = _sums.arrays((shape, np.float64), (shape, np.int64), (shape, np.bool_))
+    addends[0] = total
+    for n, (a, b) in enumerate(factors):
+        np.multiply(a, b, out=products[n], dtype=np.float64)
+        np.add(products[n], addends[n], out=sums[n])
+        np.copyto(addends[n + 1], sums[n], casting="same_kind")
+    places, _ = _inexact_middles(sums, products, addends[:-1], low, middle)
+    if not places.size:
+        return np.asarray(addends[-1].copy())
+    for a, b in factors:
+        total = fma(a, b, total)
+    return total
+
+
+def _inexact_middles(total: Array, product: Array, c: Array, low: Array, middle: Array) -> tuple[Array, Array]:
+    """The places of sums that are a middle, as the exact sum is not, and the steps of their bits to its side.
+
+    ``low`` and ``middle`` are overwritten.
+    """
+    np.bitwise_and(total.view(np.int64), _BELOW_MIDDLE, out=low)
+    np.equal(low, 0, out=middle)
+    count = np.count_nonzero(middle)
+    if not count:
+        return _NOWHERE
+    if count > max(middle.size // 64, _MANY):  # numbers of few bits, whose sums are mostly exact
+        # The difference to the larger operand is exact (Dekker), so it is the other one only if the sum is exact, too.
+        middle &= (total - product != c) | (total - c != product)
+    places, sums = np.flatnonzero(middle), total.reshape(-1)
+    places = places[sums[places].astype(np.float32) != sums[places]]
+    if not places.size:
+        return _NOWHERE
+    at = np.unravel_index(places, total.shape or (1,))
+    found, x, y = sums[places], _picked(product, at), _picked(c, at).astype(np.float64)
+    # TwoSum (Knuth): found + error is the exact sum.
+    shadow = found - x
+    error = (x - (found - shadow)) + (y - shadow)
+    inexact = (error > 0) | (error < 0)  # not that of a NaN
+    # In sign-magnitude order: outward if the error has the sum's sign.
+    return places[inexact], np.where((error > 0) == (found > 0), 1, -1)[inexact]
+
+
+_NOWHERE = np.empty(0, np.intp), np.empty(0, np.int64)
+
+
+def _picked(x: Array, at: tuple[Array, ...]) -> Array:
+    """Elements of an array that is broadcast along its axes of size 1."""
+    own = at[len(at) - x.ndim :]
+    return np.asarray(x[tuple(place if n > 1 else 0 for place, n in zip(own, x.shape, strict=True))])
+
+
+# ---- choices, and operations on bits ----
+
+
+def maximum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The larger one; a NaN if either is one, and +0 is larger than -0, so the order of operands does not matter."""
-    return np.asarray(np.where(a == b, np.where(np.signbit(a), b, a), np.maximum(a, b)))
+    found = np.asarray(np.maximum(a, b, out=out))
+    equal = np.asarray(a == b)
+    if equal.any():
+        np.copyto(found, np.where(np.signbit(a), b, a), where=equal)
+    return found
 
 
-def minimum(a: Array, b: Array) -> Array:
+def minimum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The smaller one; a NaN if either is one, and -0 is smaller than +0, so the order of operands does not matter."""
-    return np.asarray(np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b)))
+    found = np.asarray(np.minimum(a, b, out=out))
+    equal = np.asarray(a == b)
+    if equal.any():
+        np.copyto(found, np.where(np.signbit(a), a, b), where=equal)
+    return found
 
 
-def exp2_biased(t: Array) -> Array:
+def where_gt(a: Array, b: Array, c: Array, d: Array, out: Array | None = None) -> Array:
+    """c where a > b, else d."""
+    return _choose(a > b, c, d, out)
+
+
+def select_gt(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
+    """c where a > b, else 0."""
+    return _choose(a > b, c, c.dtype.type(0), out)
+
+
+def select_eq(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
+    """c where a = b, else 0."""
+    return _choose(a == b, c, c.dtype.type(0), out)
+
+
+def relu(x: Array, out: Array | None = None) -> Array:
+    """0 where x <= 0, else x."""
+    return _choose(x <= 0, x.dtype.type(0), x, out)
+
+
+def _choose(first: Array, c: Array, d: Array, out: Array | None) -> Array:
+    if out is None:
+        return np.where(first, c, d)
+    np.copyto(out, d)
+    np.copyto(out, c, where=first)
+    return out
+
+
+def exp2_biased(t: Array, out: Array | None = None) -> Array:
     """2^n for t = n + 1.5 * 2^23 + 127 in float32, n whole from -126 to 127: the low bits of t as the exponent."""
-    return np.asarray((_bits(t) << np.uint32(23)).view(np.float32))
+    return _float(np.left_shift(_bits(t), np.uint32(23), out=_bits(out)))
 
 
 # The bits of 2/3 in float32, rounded up: differences of bits count in exponents from there.
 _TWO_THIRDS = np.uint32(0x3F2AAAAB)
 
 
-def exponent(x: Array) -> Array:
+def exponent(x: Array, out: Array | None = None) -> Array:
     """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal float32."""
-    return np.asarray(((_bits(x) - _TWO_THIRDS).view(np.int32) >> np.int32(23)).astype(np.float32))
+    shifted = np.subtract(_bits(x), _TWO_THIRDS, out=_bits(out)).view(np.int32)
+    return round_to(np.right_shift(shifted, np.int32(23), out=shifted), F32, out)
 
 
-def significand(x: Array) -> Array:
+def significand(x: Array, out: Array | None = None) -> Array:
     """x / 2^k in [2/3, 4/3), of a positive normal float32; exact."""
-    return np.asarray((_bits(x) - ((_bits(x) - _TWO_THIRDS) & np.uint32(0xFF800000))).view(np.float32))
+    power = np.subtract(_bits(x), _TWO_THIRDS, out=_bits(out))
+    power &= np.uint32(0xFF800000)
+    return _float(np.subtract(_bits(x), power, out=power))
 
 
 # The difference of bits is near that of logarithms (J. F. Blinn, Floating-point tricks, IEEE Computer Graphics and
@@ -109,122 +255,17 @@ def significand(x: Array) -> Array:
 RECIPROCAL = 0x7EF33000
 
 
-def reciprocal_guess(x: Array) -> Array:
+def reciprocal_guess(x: Array, out: Array | None = None) -> Array:
     """1 / x to within 5.1 percent, of a float32 from 2^-126 to 1.89 * 2^125: the bits subtracted from a number."""
-    return np.asarray((np.uint32(RECIPROCAL) - _bits(x)).view(np.float32))
+    return _float(np.subtract(np.uint32(RECIPROCAL), _bits(x), out=_bits(out)))
 
 
-def _bits(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(np.uint32)
+def _bits(x: Array | None) -> Any:
+    return None if x is None else x.view(np.uint32)
 
 
-def row_max(x: Array) -> Array:
-    """The largest element of the last axis, [..., D] -> [...]; the same in every order."""
-    largest = x.max(axis=-1)  # among zeros NumPy may return either
-    zero = (largest == 0) & ((x == 0) & ~np.signbit(x)).any(axis=-1)
-    return np.asarray(np.where(zero, np.zeros_like(largest), largest))
-
-
-def column_max(x: Array) -> Array:
-    """The largest element of the first axis, [M, D] -> [D]; the same in every order; of no rows, -inf."""
-    return row_max(x.T) if len(x) else np.full(x.shape[1:], -np.inf, x.dtype)
-
-
-def fold(parts: Array) -> Array:
-    """Sum over the last axis: while more than one part is left, add the upper half onto the lower half.
-
-    The count is padded to a power of two with absent parts.
-    """
-    count = parts.shape[-1]
-    parts = _pad(parts, 1 << (count - 1).bit_length())
-    while parts.shape[-1] > 1:
-        half = parts.shape[-1] // 2
-        parts = parts[..., :half] + parts[..., half:]
-    return parts[..., 0]
-
-
-def interleaved_sum(terms: Array, interleave: int) -> Array:
-    """Sum over the last axis in ``interleave`` partial sums: [..., terms] -> [...].
-
-    Term i belongs to partial sum i % interleave, which adds its terms left to right; the partial sums are folded.
-    """
-    rounds = -(-terms.shape[-1] // interleave)
-    split = _pad(terms, rounds * interleave).reshape(*terms.shape[:-1], rounds, interleave)
-    return fold(_left_to_right(np.moveaxis(split, -2, -1)))
-
-
-def row_sum(
-    x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None, interleave: int = 1
-) -> Array:
-    """Sum over the last axis in the canonical order of row sums, [..., D] -> [...].
-
-    The sums of the segments (``segment_sums``) are added in ``interleave`` partial sums (``interleaved_sum``).
-    """
-    return interleaved_sum(segment_sums(x, times, chunk=chunk, segment=segment, run=run), interleave)
-
-
-def segment_sums(x: Array, times: Array | None = None, *, chunk: int, segment: int, run: int | None = None) -> Array:
-    """The sum of each segment of the last axis, [..., D] -> [..., S].
-
-    The row is cut into segments of ``segment`` elements, the last perhaps shorter, and each segment into chunks of
-    ``chunk`` elements. A chunk consists of runs of ``run`` consecutive elements (None: it is one run). The distance of
-    its runs is ``run`` times the chunks of a segment. A chunk is added left to right, the chunks of a segment are added
-    in a tree (``fold``). With ``times``, of x's shape, the terms are products, each rounded together with its addition
-    to the chunk.
-    """
-    run, chunks = run or chunk, -(-segment // chunk)
-    shape = *x.shape[:-1], chunk // run, chunks, run
-    sums = []
-    for start in range(0, x.shape[-1], segment):
-        parts = (_pad(f[..., start : start + segment], chunks * chunk, absent) for f, absent in _factors(x, times))
-        runs = (np.moveaxis(p.reshape(shape), -3, -2).reshape(*x.shape[:-1], chunks, chunk) for p in parts)
-        sums.append(fold(_left_to_right(*runs)))
-    return np.stack(sums, axis=-1)
-
-
-def segment_sizes(d: int, segment: int, dtype: DType) -> Array:
-    """The number of elements of each segment in rows of ``d``: [S]; the last may have fewer than ``segment``."""
-    starts = np.arange(0, d, segment)
-    return np.minimum(segment, d - starts).astype(NUMPY_DTYPE[dtype])
-
-
-def column_sum(x: Array, times: Array | None = None, *, groups: int, blocks: int, interleave: int) -> Array:
-    """Sum over the rows in the canonical order of column sums, [M, D] -> [D]; of no rows, +0.
-
-    Row r belongs to block (r // groups) % blocks and to its group r % groups. A group adds its rows
-    in increasing order, the groups of a block are folded, the blocks are added in ``interleave``
-    partial sums (``interleaved_sum``). With ``times``, of x's shape, the terms are products, each
-    rounded together with its addition to the group.
-    """
-    rows, features = x.shape
-    if rows == 0:
-        return np.zeros(features, x.dtype)
-    rounds = -(-rows // (groups * blocks))
-    shape = features, rounds, blocks, groups
-    tiled = (_pad(f.T, rounds * blocks * groups, absent).reshape(shape) for f, absent in _factors(x, times))
-    per_block = fold(_left_to_right(*(np.moveaxis(t, 1, -1) for t in tiled)))
-    return interleaved_sum(per_block, interleave)
-
-
-def _factors(x: Array, times: Array | None) -> list[tuple[Array, float]]:
-    """The factors of a sum's terms, each with the value that makes a term absent."""
-    return [(x, ABSENT)] if times is None else [(x, ABSENT), (times, 1.0)]
-
-
-def _left_to_right(x: Array, times: Array | None = None) -> Array:
-    """Sum over the last axis, left to right; with ``times`` of the products, each rounded with its addition."""
-    total = x[..., 0] if times is None else x[..., 0] * times[..., 0]
-    for i in range(1, x.shape[-1]):
-        total = total + x[..., i] if times is None else fma(x[..., i], times[..., i], total)
-    return total
-
-
-def _pad(x: Array, count: int, absent: float = ABSENT) -> Array:
-    """The last axis padded to ``count`` with absent terms, or with factors of absent terms."""
-    missing = count - x.shape[-1]
-    if missing == 0:
-        return x
-    return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)], constant_values=x.dtype.type(absent))
+def _float(bits: Array) -> Array:
+    return np.asarray(bits).view(np.float32)
 
 
 # ---- numbers that a launch passes by value ----

@@ -4,7 +4,8 @@ A row is a method of ``Ops`` under the decorator ``op``. The method gives the op
 docstring says what the op computes. The table has the columns:
 
 - ``typ(args, attrs)``   the type of the result, or a ValueError that says what was expected;
-- ``numpy(args, eqn, size)``  the value, on arrays over M and D, of size 1 along axes they lack;
+- ``numpy(args, eqn, size, out)``  the value, on arrays over M and D, of size 1 along axes they lack: in the array
+  ``out``, or in one of its own;
 - ``real(args, eqn, setting)``  the value in real numbers and its error bound, by which derivations are validated; None
   for ops on the bits of f32, which only passes behind the derivation write;
 - ``cuda(args, eqn)``    a C expression over the C names of the operands; None for ops that lowering makes a phase of;
@@ -209,7 +210,7 @@ class Ops(ABC):
     @op(
         type_rules.const,
         lambda a, e, at: real.number(e.value, e, at),
-        numpy=lambda a, e, n: meanings.number(e.value, e),
+        numpy=lambda a, e, n, out: meanings.number(e.value, e),
         cuda=lambda a, e: meanings.literal(float(e.value), e.out.type.dtype),
         vjp=lambda b, e, ct: (),
         attrs=("dtype", "value"),
@@ -238,7 +239,7 @@ class Ops(ABC):
     @op(
         type_rules.cast,
         real.cast,
-        numpy=lambda a, e, n: numerics.round_to(a[0], e.out.type.dtype),
+        numpy=lambda a, e, n, out: numerics.round_to(a[0], e.out.type.dtype, out),
         cuda=meanings.cuda_cast,
         vjp=_cast_cotangent,
         attrs=("to",),
@@ -321,7 +322,7 @@ class Ops(ABC):
         """The nearest whole number, of two the even one; no cotangent passes."""
         return self.emit("rint", name, (x,))
 
-    @op(type_rules.arithmetic, real.same, numpy=each(lambda x: x), cuda="{0}", vjp=lambda b, e, ct: (None,))
+    @op(type_rules.arithmetic, real.same, numpy=each(np.positive), cuda="{0}", vjp=lambda b, e, ct: (None,))
     def detach(self, name: str, x: Value) -> Value:
         """x, through which no cotangent passes, because its effects on the results cancel."""
         return self.emit("detach", name, (x,))
@@ -329,7 +330,7 @@ class Ops(ABC):
     @op(
         type_rules.arithmetic,
         real.same,
-        numpy=each(lambda x: x),
+        numpy=each(np.positive),
         cuda="{0}",
         vjp=lambda b, e, ct: (None,),
         called="stop_gradient",
@@ -379,7 +380,7 @@ class Ops(ABC):
     @op(
         type_rules.arithmetic,
         real.select_gt,
-        numpy=each(lambda a, b, c: np.where(a > b, c, c.dtype.type(0))),
+        numpy=each(numerics.select_gt),
         cuda="{0} > {1} ? {2} : {zero}",
         vjp=_select_gt_cotangents,
     )
@@ -390,7 +391,7 @@ class Ops(ABC):
     @op(
         type_rules.select_eq,
         real.select_eq,
-        numpy=each(lambda a, b, c: np.where(a == b, c, c.dtype.type(0))),
+        numpy=each(numerics.select_eq),
         cuda="{0} == {1} ? {2} : {zero}",
         vjp=_select_eq_cotangents,
     )
@@ -401,7 +402,7 @@ class Ops(ABC):
     @op(
         type_rules.arithmetic,
         real.where_gt,
-        numpy=each(lambda a, b, c, d: np.where(a > b, c, d)),
+        numpy=each(numerics.where_gt),
         cuda="{0} > {1} ? {2} : {3}",
         vjp=_where_cotangents,
     )
@@ -412,7 +413,7 @@ class Ops(ABC):
     @op(
         type_rules.arithmetic,
         real.relu,
-        numpy=each(lambda x: np.where(x <= 0, x.dtype.type(0), x)),
+        numpy=each(numerics.relu),
         cuda="{0} <= {zero} ? {zero} : {0}",
         vjp=lambda b, e, ct: (b.select_gt("ct", e.args[0], b.const("zero", 0.0, ct.type.dtype), ct),),
     )

@@ -23,7 +23,7 @@ def added() -> Iterator[None]:
     @op(
         arithmetic,
         real.once(lambda x: real.Real(x.value / (1 + np.abs(x.value)), x.error)),  # no steeper than 1
-        numpy=each(lambda x: x / (1 + np.abs(x))),
+        numpy=each(lambda x, out: np.divide(x, 1 + np.abs(x), out=out)),
         cuda="{0} / (1.0f + fabs{f}({0}))",
         vjp=lambda b, e, ct: (b.mul("ct", ct, slope(b, e.out)),),
     )

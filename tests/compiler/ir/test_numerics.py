@@ -1,7 +1,7 @@
 """If these fail, rounding, fma or the order of a sum is no longer what its definition says, bit for bit."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -11,20 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from lngen.compiler.ir import BF16, F16, F32, F64, DType, numerics
-from lngen.compiler.ir.numerics import (
-    NUMPY_DTYPE,
-    Array,
-    column_sum,
-    fma,
-    fold,
-    interleaved_sum,
-    round_to,
-    segment_sums,
-)
+from lngen.compiler.ir import BF16, F16, F32, F64, DType, sums
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, fma, round_to
+from lngen.compiler.ir.sums import column_sum, fold, interleaved_sum, segment_sums
 
 # The segments of a row are added in four partial sums, as by order v1.
-row_sum = partial(numerics.row_sum, interleave=4)
+row_sum = partial(sums.row_sum, interleave=4)
 
 
 @pytest.fixture(autouse=True)
@@ -192,6 +184,40 @@ def test_fma_sees_an_addend_far_below_a_tie(a: float, b: float, shift: int, sign
     check_fma(a * 2.0**-60, side * b, sign * 2.0 ** -max(shift, 80))
 
 
+SHAPE = 40, 50  # so many that numbers of few bits go their own way
+
+
+def scaled(rng: np.random.Generator, bits: int, low: int, high: int) -> Array:
+    """Whole numbers of so many bits times powers of two from ``low`` on."""
+    return rng.integers(-(1 << bits), 1 << bits, SHAPE) * 2.0 ** rng.integers(low, high, SHAPE)
+
+
+FACTORS: dict[str, Callable[[np.random.Generator], tuple[Array, Array, Array]]] = {
+    "any bits": lambda rng: tuple(rng.integers(0, 1 << 32, SHAPE, np.uint32).view(np.float32) for _ in range(3)),
+    "few bits": lambda rng: (scaled(rng, 2, -2, 2), scaled(rng, 2, -2, 2), scaled(rng, 3, -2, 2)),
+    "bf16": lambda rng: (scaled(rng, 8, -8, 0), scaled(rng, 8, -8, 0), scaled(rng, 24, -24, 0)),
+    "middles": lambda rng: (scaled(rng, 13, 0, 9), scaled(rng, 12, 0, 9), 2.0 ** rng.integers(-149, 60, SHAPE)),
+    "beside middles": lambda rng: (scaled(rng, 12, -90, -70), scaled(rng, 12, 0, 9), scaled(rng, 1, -149, -80)),
+    "subnormal": lambda rng: (scaled(rng, 24, -99, -90), scaled(rng, 24, -99, -90), scaled(rng, 9, -149, -147)),
+    "end of the range": lambda rng: (scaled(rng, 24, 40, 41), scaled(rng, 1, 63, 64), scaled(rng, 2, 100, 104)),
+    "infinite": lambda rng: tuple(rng.choice([0.0, -0.0, 1.0, -math.inf, math.inf, math.nan], SHAPE) for _ in range(3)),
+}
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_fma_of_arrays_is_that_of_their_elements(kind: str) -> None:
+    """Also into an array, which may be the addend, and of operands that are broadcast."""
+    a, b, c = (x.astype(np.float32) for x in FACTORS[kind](np.random.default_rng(0)))
+    for x, y, z in ((a, b, c), (a, b[:1], c[:, :1]), (a[:, :1], b[:, :1], c), (a[:1, :1], b[:1, :1], c[:1])):
+        elements = np.broadcast_arrays(x, y, z)
+        triples = zip(*(e.ravel().tolist() for e in elements), strict=True)
+        expected = np.array([exact_fma(*t) for t in triples], np.float32).reshape(elements[0].shape)
+        out = elements[2].copy()
+        assert fma(x, y, out, out=out) is out
+        assert same(out, expected)
+        assert same(fma(x, y, z), expected)
+
+
 # ---- sums in their one order, written again from their definition over scalars ----
 
 
@@ -262,6 +288,12 @@ def wild(*shape: int) -> Array:
     return x.astype(np.float32)
 
 
+def of_few_bits(*shape: int) -> Array:
+    """Numbers whose sums of products often lie in the middle of two float32, exactly or nearly."""
+    rng = np.random.default_rng(shape)
+    return (rng.integers(-4097, 4098, shape) * 2.0 ** rng.choice([0, 0, 0, 12, -40], shape)).astype(np.float32)
+
+
 def check_rows(x: Array, *order: int, times: Array | None = None) -> Array:
     """The sums, which are those of scalars; ``order``: chunk, segment, run."""
     terms = x if times is None else [zip(*rows, strict=True) for rows in zip(x, times, strict=True)]
@@ -289,6 +321,7 @@ def test_row_sums(chunk: int, segment: int, run: int | None, lengths: tuple[int,
         order = (chunk, segment, run) if run else (chunk, segment)
         found, products = check_rows(x, *order), check_rows(x, *order, times=w)
         assert d != 40 or chunk == 2 or same(products, check_rows(x * w, *order)) == (chunk == 1)
+        check_rows(of_few_bits(count, d), *order, times=of_few_bits(count + 1, d)[1:])
     assert not run or not same(found, row_sum(x, chunk=chunk, segment=segment)), "the run shows"
     check_rows(wild(2, 37).astype(np.float64) / 3, chunk, segment)
 
@@ -298,8 +331,8 @@ def test_segment_sums_are_sums_of_short_rows(d: int, chunk: int, run: int, segme
     x, w, order = wild(6, d), wild(7, d)[1:], {"chunk": chunk, "run": run, "segment": segment}
     for start in range(0, d, segment):
         a, b = x[:, start : start + segment], w[:, start : start + segment]
-        assert same(segment_sums(x, **order)[:, start // segment], numerics.row_sum(a, **order))
-        assert same(segment_sums(x, w, **order)[:, start // segment], numerics.row_sum(a, b, **order))
+        assert same(segment_sums(x, **order)[:, start // segment], sums.row_sum(a, **order))
+        assert same(segment_sums(x, w, **order)[:, start // segment], sums.row_sum(a, b, **order))
 
 
 def test_rows_may_be_stacked() -> None:
@@ -335,6 +368,10 @@ def test_column_sums(groups: int, blocks: int, interleave: int) -> None:
             expected = [scalar_column_sum([*column], groups, blocks, interleave) for column in terms]
             found = column_sum(x, times, groups=groups, blocks=blocks, interleave=interleave)
             assert same(found, np.array(expected, np.float32)), m
+            total = sums.ColumnSum(m, groups, blocks, interleave)
+            for start in range(0, m, 3) if m else [0]:
+                total.add(x[start : start + 3], None if times is None else times[start : start + 3])
+            assert same(total.total(), found), "of blocks of rows"
 
 
 def test_fold() -> None:
@@ -369,6 +406,6 @@ def test_segments_are_added_in_so_many_partial_sums(interleave: int) -> None:
     expected = [scalar_interleaved(list(row), interleave) for row in x]
     assert same(interleaved_sum(x, interleave), np.array(expected, np.float32))
     segments = [row_sum(x[:, i : i + 4], chunk=2, segment=4) for i in range(0, 44, 4)]
-    found = numerics.row_sum(x, chunk=2, segment=4, interleave=interleave)
+    found = sums.row_sum(x, chunk=2, segment=4, interleave=interleave)
     assert same(found, interleaved_sum(np.stack(segments, axis=-1), interleave))
     assert interleave == 4 or not same(found, row_sum(x, chunk=2, segment=4))
