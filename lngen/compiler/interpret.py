@@ -7,7 +7,8 @@ as one value wherever bits are compared.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +21,24 @@ from lngen.compiler.ir import (
     Eqn,
     Graph,
     Lengths,
+    M,
     Ops,
+    Type,
     Value,
     derived_axes,
     segment_of,
-    unequal,
 )
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.ir.meanings import Fold, fold_of_rows
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, Scratch
+from lngen.compiler.ir.places import once
+from lngen.compiler.ir.row_loops import RowLoop, Step, numbers, row_loops
 from lngen.errors import ArrayError
+
+# Elements of an array for a block of rows: so few that a dozen arrays stay in cache, so many that NumPy's own time of a
+# call is little.
+BLOCK = 1 << 17
+MOST_SHAPES = 64  # of which a graph keeps the lengths
+_buffers = Scratch()
 
 
 def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -36,15 +47,92 @@ def interpret(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
     An array has one dimension per axis of its parameter, [M, D], [M], [D] or [], and its exact dtype
     (bfloat16 is ml_dtypes.bfloat16); otherwise ArrayError.
     """
-    size = _sizes(graph, inputs)
-    env: dict[Value, Array] = {p: _spread(p, inputs[p.name]) for p in graph.params}
+    size, number = sizes_of(graph, inputs), numbers(graph)
+    known: list[Any] = [spread(p, inputs[p.name]) for p in graph.params]
+    known += [None] * len(graph.eqns)
     with np.errstate(all="ignore"):
-        for eqn in graph.eqns:
-            args = [env[a] for a in eqn.args]
-            for n, place, axis, wanted in unequal(eqn):
-                args[n] = np.take(args[n], size.positions(wanted, axis), axis=place)
-            env[eqn.out] = value_of(eqn, tuple(args), size)
-    return {r.name: _gather(r, env[r], size) for r in graph.results}
+        for loop in row_loops(graph):
+            for step in loop.before:
+                known[step.out] = value_of(step.eqn, operands(step, known, size), size)
+            if loop.rows:
+                _run(loop, known, size)
+    own = {n for loop in row_loops(graph) for n in loop.kept}
+    found = [(r, known[number[r]], number[r] in own) for r in graph.results]
+    return {r.name: _narrow(r, array) if is_own else gathered(r, array, size) for r, array, is_own in found}
+
+
+def _run(loop: RowLoop, known: list[Any], size: Lengths) -> None:
+    """Computes a loop over blocks of rows: the values that it keeps, and its sums and maxima over all rows."""
+    rows = min(max(BLOCK // max(size.get(D, 1), 1), 1), size[M])
+    kept = {n: np.empty(_shape(t, size, size[M]), NUMPY_DTYPE[t.dtype]) for n, t in loop.kept.items()}
+    folds = {n: fold_of_rows(e, size[M]) for n, e in loop.folds.items()}
+    buffers = _buffers.arrays(*((_shape(t, size, rows), NUMPY_DTYPE[t.dtype]) for t in loop.buffers))
+    for first in range(0, size[M], rows) if rows else (0,):  # one empty block of no rows
+        block = range(first, min(first + rows, size[M]))
+        _run_block(loop, [*known], Lengths(size, size.segment, block), kept, folds, [b[: len(block)] for b in buffers])
+    for n, array in kept.items():
+        known[n] = array
+    for n, fold in folds.items():
+        known[n] = fold.total()[None, :]
+
+
+def _run_block(
+    loop: RowLoop,
+    known: list[Any],
+    size: Lengths,
+    kept: Mapping[int, Array],
+    folds: Mapping[int, Fold],
+    buffers: Sequence[Array],
+) -> None:
+    """Computes the rows that ``size`` says."""
+    assert size.rows is not None
+    part = slice(size.rows.start, size.rows.stop)
+    for n in loop.read:
+        known[n] = known[n][part]
+    for step in loop.rows:
+        args = operands(step, known, size)
+        if step.buffer is not None:
+            known[step.out] = value_of(step.eqn, args, size, buffers[step.buffer])
+        elif step.out in folds:
+            folds[step.out].add(*args)
+        else:
+            out = kept[step.out][part]
+            known[step.out] = value_of(step.eqn, args, size, out)
+            if known[step.out] is not out:
+                out[...] = known[step.out]
+
+
+def _shape(typ: Type, size: Lengths, rows: int) -> tuple[int, int]:
+    """The shape of an array with so many rows, of size 1 along D if its type lacks it."""
+    d = typ.along(D)
+    return rows, 1 if d is None else size[d]
+
+
+def operands(step: Step, known: Sequence[Array], size: Lengths) -> tuple[Array, ...]:
+    """The operands of an equation, each along the axes that it works along."""
+    args = [known[a] for a in step.args]
+    for n, place, axis, wanted in step.unequal:
+        args[n] = np.take(args[n], size.positions(wanted, axis), axis=place)
+    return tuple(args)
+
+
+# ---- arrays and their lengths ----
+
+
+def sizes_of(graph: Graph, inputs: Mapping[str, Array]) -> Lengths:
+    """The length of every axis; ArrayError as ``interpret``. A graph keeps what it has found for some shapes."""
+    kept, arrays = _kept_sizes(graph), [inputs.get(p.name) for p in graph.params]
+    shapes = tuple([None if a is None else (a.shape, a.dtype) for a in arrays])
+    if shapes not in kept:
+        if len(kept) == MOST_SHAPES:
+            kept.clear()
+        kept[shapes] = _sizes(graph, inputs)
+    return kept[shapes]
+
+
+@once
+def _kept_sizes(graph: Graph) -> dict[tuple[object, ...], Lengths]:
+    return {}
 
 
 def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> Lengths:
@@ -89,23 +177,29 @@ def _divided(graph: Graph, size: Lengths) -> Lengths:
     return size
 
 
-def _spread(value: Value, array: Array) -> Array:
+def spread(value: Value, array: Array) -> Array:
     """The array with size 1 along the axes that its value lacks."""
     return array[tuple(slice(None) if value.type.along(a) else None for a in WIDE)]
 
 
-def _gather(value: Value, array: Array, size: Lengths) -> Array:
-    """The array without the axes its value lacks."""
-    axes = [value.type.along(a) for a in WIDE]
-    full = np.broadcast_to(array, [size[a] if a else 1 for a in axes])
-    return np.array(full[tuple(slice(None) if a else 0 for a in axes)], order="C")
+def gathered(value: Value, array: Array, size: Lengths) -> Array:
+    """A copy with the axes of its value alone."""
+    full = np.broadcast_to(array, [1 if (a := value.type.along(root)) is None else size[a] for root in WIDE])
+    return np.array(_narrow(value, full), order="C")
 
 
-def value_of(eqn: Eqn, args: tuple[Array, ...], size: Lengths) -> Array:
-    """The value, for operands that have size 1 along the axes they lack."""
+def _narrow(value: Value, array: Array) -> Array:
+    return array[tuple(0 if value.type.along(root) is None else slice(None) for root in WIDE)]
+
+
+# ---- one equation ----
+
+
+def value_of(eqn: Eqn, args: tuple[Array, ...], size: Lengths, out: Array | None = None) -> Array:
+    """The value, for operands that have size 1 along the axes they lack: in ``out``, or in an array of its own."""
     op = OPS[eqn.op]
     if op.numpy:
-        return op.numpy(args, eqn, size, None)
+        return op.numpy(args, eqn, size, out)
     assert op.expand, eqn.op
     evaluator = _Evaluator(dict(zip(eqn.args, args, strict=True)), size)
     return evaluator.known[op.expand(evaluator, eqn)]

@@ -42,7 +42,8 @@ def run_on_host(
     for tensor, array in zip(call.outputs, numpy[count:], strict=True):
         if array is not None:
             _check_result(tensor, array)
-    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=call.added)
+    written = any(a is not None for a in given)
+    taken = replaced(tensors, [_placed(a) for a in numpy], count, added=call.added) if written else ()
     flat = {
         t.name: a.reshape(t.shape(math.prod(rows), d))
         for t, a in zip(tensors, numpy[:count], strict=False)

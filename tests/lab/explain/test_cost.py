@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explained import computed, subject_of
+from explained import subject_of
 from lngen import config
 from lngen.compiler.devices import described
 from lngen.compiler.ir import FOLDS, WIDE
@@ -30,6 +30,7 @@ from lngen.proof.ptx import Traffic, run_plan
 from own_graphs import own
 from plans import own_spec, plans_of_every_template, weights_alone
 from schedules import cp_async, multipass, registers, tma, unaligned
+from whole_arrays import computed
 
 BACK = "layernorm.bwd:d=1024,dtype=bf16,blocks=2"
 CASES = {
@@ -104,10 +105,10 @@ GRAPHS += ["cross_entropy.bwd:d=10,dtype=f32", "dyt.bwd:d=6,dtype=f32", "layerno
 
 
 @pytest.mark.parametrize("spec", [*map(parse_spec, GRAPHS), own("scaled", "bwd"), own("larger"), own("loss", "bwd")])
-def test_flops_are_those_of_the_interpreter(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flops_are_those_of_the_interpreter(spec: Spec) -> None:
     """It computes arrays, or reduces them; each counts by the length that it has."""
     subject, done = subject_of(spec, rows=3), Counter[str]()
-    for eqn, args, out in computed(subject.plan.graph, random_inputs(spec, 3), monkeypatch):
+    for eqn, args, out in computed(subject.plan.graph, random_inputs(spec, 3)):
         done[eqn.op] += np.broadcast(*args).size if eqn.op in FOLDS else out.size
     assert at(flops(subject.plan.graph), subject) == sum(WORK.get(op, 0) * n for op, n in done.items())
 
@@ -247,11 +248,11 @@ FUSED = [*map(parse_spec, ("layernorm.bwd:d=24,dtype=bf16", "gated_rmsnorm.fwd:d
 
 
 @pytest.mark.parametrize("spec", [*FUSED, own("scaled", "bwd"), own("loss"), own("larger")], ids=str)
-def test_unfused_bytes_are_those_of_the_arrays(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unfused_bytes_are_those_of_the_arrays(spec: Spec) -> None:
     """Of the interpreter, which has an array for each equation."""
     graph = spec.trace()["cse"]
     numbers = {e.out for e in graph.eqns if is_free(e) and not e.out.type.axes}
-    done = computed(graph, random_inputs(spec, 5), monkeypatch)
+    done = computed(graph, random_inputs(spec, 5))
     apart = [(e, args, out) for e, args, out in done if e in graph.eqns and not is_free(e)]
     read = [{a: x.nbytes for a, x in zip(e.args, args, strict=True) if a not in numbers} for e, args, _ in apart]
     moved = sum(out.nbytes for *_, out in apart) + sum(sum(of.values()) for of in read)
