@@ -168,11 +168,9 @@ def _check_opaque(batch: Batch, i: Instruction, at: Array, who: Array, count: in
     """A finding for accesses to ``count`` bytes of shared memory at the positions ``at`` that overlap an mbarrier."""
     if not batch.mbarriers or not at.size:
         return
-    if count <= MBARRIER:
-        bad = np.flatnonzero(batch.opaque[at // MBARRIER])
-    else:
-        parts = (batch.opaque[a // MBARRIER : -(-(a + count) // MBARRIER)] for a in at.tolist())
-        bad = np.flatnonzero([part.any() for part in parts])
+    held = np.flatnonzero(batch.opaque)
+    first, end = at // MBARRIER, (at + (count - 1)) // MBARRIER + 1
+    bad = np.flatnonzero(np.searchsorted(held, first) < np.searchsorted(held, end))
     if bad.size:
         text = f"A {how} of {batch.shared.named(int(at[bad[0]]), count)}, "
         text += "which holds an mbarrier that nothing has invalidated."

@@ -178,8 +178,9 @@ def banks(address: Array, lanes: Array, count: int) -> tuple[int, int]:
         if (steps == 1).all() or (steps == 0).all():
             return accesses, 0
     spread = words[:, None] + np.arange(max(1, count // 4))
-    key = np.unique((np.broadcast_to(group[:, None], spread.shape).astype(np.int64) << 32 | spread).ravel())
-    _, first = np.unique(key >> 32, return_inverse=True)
+    key = np.sort((group[:, None].astype(np.int64) << 32 | spread).ravel())
+    key = key[np.append(True, key[1:] != key[:-1])]
+    first = np.append(0, np.cumsum(np.diff(key >> 32) != 0))
     per = np.bincount(first * WARP + (key & 31))
     table = np.pad(per, (0, -per.size % WARP)).reshape(-1, WARP)
     return accesses, int((table.max(axis=1) - 1).sum())

@@ -99,7 +99,8 @@ class Places:
             return np.asarray(rival)
         assert isinstance(clock, VectorClock)
         rival = self.plain.peek(words, lanes, clock, how)
-        self.strong.setdefault(level, Races(self.words, self.shared))
+        if level not in self.strong:
+            self.strong[level] = Races(self.words, self.shared)
         for other, races in self.strong.items():
             found = (races.note if other == level else races.peek)(words, lanes, clock, how)
             out_of_scope = (found != NOBODY) & ~clock.in_scope(found, lanes, min(level, other))
