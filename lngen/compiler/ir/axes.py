@@ -135,7 +135,10 @@ def axes_union(*groups: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 def along(axes: Iterable[Axis], root: Axis) -> Axis | None:
     """The axis derived from ``root``, or itself, among ``axes``."""
-    return next((a for a in axes if a.root is root), None)
+    for axis in axes:
+        if axis.root is root:
+            return axis
+    return None
 
 
 class Lengths(dict[Axis, int]):

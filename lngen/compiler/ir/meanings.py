@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from lngen.compiler.ir import sums
 from lngen.compiler.ir.axes import WIDE, D, Lengths, M, along
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
-from lngen.compiler.ir.types import F32, Eqn
+from lngen.compiler.ir.types import F32, Attrs, Eqn
 from lngen.dtypes import DType
 
 # The value, in an array ``out`` that is no operand, or in one of its own.
@@ -57,7 +58,7 @@ def cuda_cast(args: tuple[str, ...], eqn: Eqn) -> str:
 
 def number(value: float, eqn: Eqn) -> Array:
     """A number of no axes, rounded to the dtype of its equation."""
-    return np.full((1, 1), value, NUMPY_DTYPE[eqn.out.type.dtype])
+    return np.array([[value]], NUMPY_DTYPE[eqn.out.type.dtype])
 
 
 def size(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
@@ -103,14 +104,13 @@ def _segment(eqn: Eqn, at: Lengths) -> int:
 def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
     """The sum of an operand, or of the products of two, in the order that the attributes spell."""
     axis, to = eqn.axis, eqn.to
-    terms = args if len({a.shape for a in args}) == 1 else np.broadcast_arrays(*args)
+    terms = args if len(args) == 1 or args[0].shape == args[1].shape else np.broadcast_arrays(*args)
     if to is not None and not to.of_order:
         return _grouped(terms, eqn, at, lambda each: _one_sum(each, eqn, at.per(axis, to)))
     if to is not None:
-        return sums.segment_sums(*terms, **_row_order(eqn, at[D]))
+        return sums.segment_sums(*terms, **_row_order(eqn.attrs, at[D]))
     if axis.of_order:
-        attrs: dict[str, Any] = dict(eqn.attrs)
-        return np.asarray(sums.interleaved_sum(terms[0], attrs.get("interleave", 1))[..., None])
+        return np.asarray(sums.interleaved_sum(terms[0], _order(eqn.attrs).get("interleave", 1))[..., None])
     return _one_sum(terms, eqn, at[axis])
 
 
@@ -124,25 +124,25 @@ def _grouped(terms: Sequence[Array], eqn: Eqn, at: Lengths, reduce: Callable[[li
 
 def _one_sum(terms: Sequence[Array], eqn: Eqn, count: int) -> Array:
     """The sum of all ``count`` elements of rows, or of columns."""
-    attrs: dict[str, Any] = dict(eqn.attrs)
     if eqn.axis.root is D:
-        row = sums.row_sum(*terms, **_row_order(eqn, count), interleave=attrs.get("interleave", 1))
-        return np.asarray(row[..., None])
-    return sums.column_sum(*terms, **_column_order(eqn))[None, :]
+        interleave = _order(eqn.attrs).get("interleave", 1)
+        return np.asarray(sums.row_sum(*terms, **_row_order(eqn.attrs, count), interleave=interleave)[..., None])
+    return sums.column_sum(*terms, **_order(eqn.attrs))[None, :]
 
 
 def fold_of_rows(eqn: Eqn, rows: int) -> Fold:
     """The sum or the maximum of an equation over all ``rows``, to which their blocks are added in turn."""
-    return sums.ColumnMax() if eqn.op == "reduce_max" else sums.ColumnSum(rows, **_column_order(eqn))
+    return sums.ColumnMax() if eqn.op == "reduce_max" else sums.ColumnSum(rows, **_order(eqn.attrs))
 
 
-def _column_order(eqn: Eqn) -> dict[str, Any]:
-    return {k: v for k, v in eqn.attrs if k in ("groups", "blocks", "interleave")}
+def _row_order(attrs: Attrs, count: int) -> dict[str, Any]:
+    return {"chunk": 1, "segment": count} | {k: n for k, n in _order(attrs).items() if k != "interleave"}
 
 
-def _row_order(eqn: Eqn, count: int) -> dict[str, Any]:
-    attrs = dict(eqn.attrs)
-    return {"chunk": attrs.get("chunk", 1), "segment": attrs.get("segment", count), "run": attrs.get("run")}
+@cache
+def _order(attrs: Attrs) -> dict[str, Any]:
+    """The attributes of a sum that are its order."""
+    return {k: n for k, n in attrs if isinstance(n, int)}
 
 
 def reduced_max(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:

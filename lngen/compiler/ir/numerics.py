@@ -186,7 +186,7 @@ def maximum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The larger one; a NaN if either is one, and +0 is larger than -0, so the order of operands does not matter."""
     found = np.asarray(np.maximum(a, b, out=out))
     equal = np.asarray(a == b)
-    if equal.any():
+    if np.count_nonzero(equal):
         np.copyto(found, np.where(np.signbit(a), b, a), where=equal)
     return found
 
@@ -195,7 +195,7 @@ def minimum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The smaller one; a NaN if either is one, and -0 is smaller than +0, so the order of operands does not matter."""
     found = np.asarray(np.minimum(a, b, out=out))
     equal = np.asarray(a == b)
-    if equal.any():
+    if np.count_nonzero(equal):
         np.copyto(found, np.where(np.signbit(a), a, b), where=equal)
     return found
 

@@ -50,8 +50,8 @@ def _chunk_sums(terms: Array, factors: Array | None) -> Array:
     """The sums of chunks, left to right, [..., runs, chunks, run] -> [..., chunks]."""
     first, *rest = ((..., j, slice(None), i) for j in range(terms.shape[-3]) for i in range(terms.shape[-1]))
     if factors is None:
-        total = terms[first].copy()
-        for place in rest:
+        total = terms[first] + terms[rest[0]] if rest else terms[first]
+        for place in rest[1:]:
             total += terms[place]
         return total
     return add_products(terms[first] * factors[first], [(terms[place], factors[place]) for place in rest])
