@@ -136,6 +136,8 @@ def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> li
     The first kind depends on the spec, so that a grid of specs covers every kind even where each spec has room for
     few.
     """
+    if count < 1:
+        return []
     kinds: dict[tuple[object, ...], list[Schedule]] = {}
     facts = compilation.problem
     device = device_for(arch)
@@ -147,11 +149,11 @@ def others(compilation: Compilation, count: int, arch: str = DEFAULT_ARCH) -> li
         return []
     first = sum(str(compilation.spec).encode()) % len(ordered)
     chosen: dict[Schedule, None] = {}
-    for turn in range(max(count, 0)):
+    for turn in range(count):
         for number, listed in enumerate((*ordered[first:], *ordered[:first])):
             # Steps of the golden ratio leave no large gap, whatever their number.
             chosen[listed[int((0.618 * turn + 0.382 * number + 0.5) % 1 * len(listed))]] = None
-    return list(chosen)[: max(count, 0)]
+    return list(chosen)[:count]
 
 
 def compiled(spec: Spec, schedule: Schedule, binary: Binary, *, may_spill: bool) -> Result:
