@@ -167,13 +167,13 @@ def peak(call: Callable[[], Any]) -> float:
 
 def lines(before: dict[str, str]) -> Iterator[str]:
     """A line for each case."""
-    yield f"{'':<46} {'NumPy ms':>9} {'lngen ms':>9} {'ratio':>6} {'before':>6}   {'MiB':>6} {'lngen':>6}"
+    yield f"{'':<48} {'NumPy ms':>9} {'lngen ms':>9} {'ratio':>6} {'before':>6}   {'MiB':>6} {'lngen':>6}"
     for graph, dtype, shape in CASES:
         for way, plain, own in pairs(graph, dtype, shape):
             name = f"{graph} {way}, {shape[0]} x {shape[1]} {dtype}"
             a, b = least([plain, own])
             memory = [f"{peak(call):6.1f}" for call in (plain, own)]
-            yield f"{name:<46} {a:9.3f} {b:9.3f} {b / a:6.1f} {before.get(name, '-'):>6}   {' '.join(memory)}"
+            yield f"{name:<48} {a:9.3f} {b:9.3f} {b / a:6.1f} {before.get(name, '-'):>6}   {' '.join(memory)}"
 
 
 def main() -> None:
@@ -183,7 +183,8 @@ def main() -> None:
     options.add_argument("--out", type=Path)
     given = options.parse_args()
     earlier = given.before.read_text().splitlines() if given.before else []
-    before = {line[:46].strip(): line[46:].split()[2] for line in earlier if line[46:].strip()}
+    columns = [line.split() for line in earlier[2:]]
+    before = {" ".join(of[:-6]): of[-4] for of in columns}
     versions = f"Python {platform.python_version()}, NumPy {np.__version__}, {os.cpu_count()} cores"
     found = [f"python tests/proof/interpreter_record.py: {versions}"]
     print(found[0])

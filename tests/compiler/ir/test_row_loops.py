@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -88,3 +89,12 @@ def test_rows_that_are_read_twice(rows: int) -> None:
     rng = np.random.default_rng(rows)
     inputs = {"x": rng.standard_normal((rows, 12), np.float32), "w": rng.standard_normal(12, np.float32)}
     assert not mismatches(interpret(CENTRED, inputs), by_whole_arrays(CENTRED, inputs))
+
+
+def test_threads_have_their_own_arrays() -> None:
+    spec = parse_spec("layernorm.bwd:d=96,dtype=f32")
+    given = [random_inputs(spec, 40, seed) for seed in range(4)] * 5
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda inputs: interpret(spec.graph(), inputs), given)]
+    for inputs, results in zip(given, found, strict=True):
+        assert not mismatches(results, by_whole_arrays(spec.graph(), inputs))
