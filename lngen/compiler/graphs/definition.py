@@ -125,10 +125,19 @@ class Definition:
 
     def recorded(self, options: Options) -> Definition:
         """What the description says for these options alone: that can be pickled, whatever describes this one."""
+        return replace(self, describe=self._recorded(options))
+
+    def described(self, options: Options) -> str:
+        """All that the description says for these options, as text."""
+        found = self._recorded(options)
+        notes = {name: sorted(note) if isinstance(note, set) else note for name, note in found.notes.items()}
+        return f"{found.text}{found.statistics}\n{notes}"
+
+    def _recorded(self, options: Options) -> Recorded:
         b = self.builder(options)
         notes = {name: getattr(b, name) for name in NOTES}
         text, statistics = str(b.build(*b.results)), tuple(v.name for v in b.statistics)
-        return replace(self, describe=Recorded(text, b.options, statistics, notes, self.source))
+        return Recorded(text, b.options, statistics, notes, self.source)
 
     def outputs(self, options: Options) -> tuple[str, ...]:
         """Names of the results that are differentiated."""

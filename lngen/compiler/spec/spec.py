@@ -135,6 +135,14 @@ class Spec:
         saved = ", ".join(self.definition.saved(self.options))
         return hashlib.sha256(f"{self.forward()}saved: {saved}\n".encode()).hexdigest()[:DIGEST]
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """All that tells this spec from any other, before anything is derived: equal ones have equal kernels.
+
+        That is the text; of a graph that a program defines also its description, of which the text has a short digest.
+        """
+        return str(self) if self.builtin else f"{self}\n{self.definition.described(self.options)}"
+
     @property
     def graph_name(self) -> str:
         """``layernorm``; the name of a graph that a program defines has its digest: ``add_rmsnorm@1a2b3c4d``."""

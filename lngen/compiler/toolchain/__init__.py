@@ -4,9 +4,12 @@ from lngen.compiler.toolchain.nvrtc import (
     ARCHES,
     FLAGS,
     Binary,
+    cached_cubin,
     compile_cubin,
     compile_ptx,
     compiler_build,
+    file_stamp,
+    library_stamp,
     nvrtc_version,
     supported_arches,
 )

@@ -1,12 +1,14 @@
 """NVRTC through CuPy's binding and the disk cache; needs neither a GPU nor a driver."""
 
 import functools
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
 from lngen import config
@@ -28,16 +30,21 @@ _LINES = ("-lineinfo",)
 _INSTALL = f"install them with: {install_hint('cuda13')}"
 
 _loading = threading.Lock()
+_compiling: dict[str, threading.Lock] = {}  # by the key of what is compiled
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A cubin for ``arch`` (a whole ELF file), NVRTC's log, and its kernels' resources in source order."""
+    """A cubin for ``arch`` (a whole ELF file), NVRTC's log, and its kernels' resources in source order.
+
+    ``key``: the name under which it is in the cache, if it is.
+    """
 
     arch: str
     image: bytes
     log: str
     resources: Mapping[str, Resources]
+    key: str = field(default="", compare=False)
 
 
 def compile_cubin(source: str, arch: str, *, name: str = UNIT, fresh: bool = False, lines: bool = False) -> Binary:
@@ -46,10 +53,20 @@ def compile_cubin(source: str, arch: str, *, name: str = UNIT, fresh: bool = Fal
     It is taken from the disk cache if it is there and not ``fresh``. ``name`` is its name in messages. With ``lines``
     the image has the source line of every instruction, and names the current folder; the instructions are the same.
     CompileError if NVRTC refuses the text, LngenError for an arch it does not know, MissingError without CuPy or NVRTC.
-    Any number of threads may call it at once.
+    Any number of threads may call it at once; those that ask for the same wait for one that compiles it.
     """
-    entry = _entry(source, arch, "cubin", name, _LINES if lines else (), fresh=fresh)
-    return Binary(entry.arch, entry.image, entry.log, resources(entry.log))
+    key, entry = _entry(source, arch, "cubin", name, _LINES if lines else (), fresh=fresh)
+    return _binary(key, entry)
+
+
+def cached_cubin(key: str) -> Binary | None:
+    """The cubin that ``compile_cubin`` left in the cache under a key, without NVRTC; None if it is not there."""
+    entry = cache.load(key)
+    return None if entry is None else _binary(key, entry)
+
+
+def _binary(key: str, entry: cache.Entry) -> Binary:
+    return Binary(entry.arch, entry.image, entry.log, resources(entry.log), key)
 
 
 def compile_ptx(source: str, arch: str, *, name: str = UNIT, lines: bool = False) -> str:
@@ -57,12 +74,30 @@ def compile_ptx(source: str, arch: str, *, name: str = UNIT, lines: bool = False
 
     ``lines``: with a .loc for every instruction, its line of ``source``; the instructions are the same.
     """
-    return _entry(source, arch, "ptx", name, _LINES if lines else ()).image.decode()
+    return _entry(source, arch, "ptx", name, _LINES if lines else ())[1].image.decode()
 
 
 def nvrtc_version() -> tuple[int, int]:
     """(major, minor) of the NVRTC in use."""
     return _library().version
+
+
+def library_stamp() -> tuple[str, int, int] | None:
+    """The file of the NVRTC that this process has loaded: its path, bytes, and time of change in ns; None without one.
+
+    Whoever sees the same file needs not load it to know that it is the same compiler.
+    """
+    try:
+        mapped = re.search(r"/.*/libnvrtc\.so.*", Path("/proc/self/maps").read_text(encoding="utf-8"))
+        return file_stamp(mapped[0]) if mapped else None
+    except OSError:
+        return None
+
+
+def file_stamp(path: str) -> tuple[str, int, int]:
+    """The path, bytes and time of change of a file; OSError if there is none."""
+    found = os.stat(path)
+    return path, found.st_size, found.st_mtime_ns
 
 
 @functools.cache
@@ -125,7 +160,7 @@ def _load() -> _Library:
 
 def _entry(
     source: str, arch: str, kind: Kind, name: str, extra: tuple[str, ...] = (), *, fresh: bool = False
-) -> cache.Entry:
+) -> tuple[str, cache.Entry]:
     start = time.perf_counter()
     library = _library()
     plain = re.fullmatch(r"(sm_\d+)[af]?", arch)
@@ -133,13 +168,14 @@ def _entry(
         raise _unknown(arch, library)
     options = tuple(sorted((*_options(arch, kind, library.version), *extra)))
     key = cache.key_of(source, included(source), options, arch, kind, compiler_build())
-    entry, how = None if fresh else cache.load(key), "cached"
-    if entry is None:
-        entry, how = _compiled(library, source, arch, kind, options, name), "built"
-        cache.store(key, entry)
+    with _compiling.setdefault(key, threading.Lock()):
+        entry, how = None if fresh else cache.load(key), "cached"
+        if entry is None:
+            entry, how = _compiled(library, source, arch, kind, options, name), "built"
+            cache.store(key, entry)
     if config.debug_level() >= 1:
         _report(entry, kind, name, how, 1e3 * (time.perf_counter() - start))
-    return entry
+    return key, entry
 
 
 def _options(arch: str, kind: Kind, version: tuple[int, int]) -> tuple[str, ...]:

@@ -5,26 +5,40 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lngen.compiler.compile import Compilation, KernelSet
-from lngen.compiler.contract import call as description
 from lngen.compiler.devices import Device, device_for
-from lngen.compiler.problem import Schedule, is_legal, parse_schedule
+from lngen.compiler.ir import Graph
+from lngen.compiler.problem import ANY, Schedule, is_legal, parse_schedule
 from lngen.compiler.schedule import row_counts, workload
 from lngen.compiler.spec import Spec
 from lngen.launch.array_call import ArrayCall
-from lngen.launch.kernels import Described
+from lngen.launch.kernels import Described, Loaded
 from lngen.launch.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.launch.runtime.lock_file import Lock, Locked
 from lngen.launch.runtime.numpy_arrays import run_on_host
+from lngen.launch.runtime.remembered import Choice, Outline
 from lngen.launch.signature import Signature, Values
 
 
+class _Wanted(NamedTuple):
+    """What decides a schedule beside the spec: the arch, the GPU (None: any), the workload class, the locked choice."""
+
+    arch: str
+    gpu: Device | None
+    workload: int
+    locked: Locked | None
+
+
 class Call(ArrayCall):
-    """Runs one spec on the arrays it is given."""
+    """Runs one spec on the arrays it is given.
+
+    What an earlier process compiled and loaded is loaded as it was chosen then. The graph is derived for all else, or
+    when it is asked for.
+    """
 
     host_type = np.ndarray
     host = ", or pass NumPy arrays"
@@ -33,17 +47,31 @@ class Call(ArrayCall):
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
         self.compilation = Compilation(spec)
-        self.graph, self._problem = self.compilation.graph, self.compilation.problem
-        super().__init__(Signature.of(description(spec, self.graph)))
-        self._schedules: dict[tuple[str, Device | None, int, Locked | None], Schedule] = {}
-        self._launchers: dict[tuple[int, Schedule], Launcher] = {}
-        self._loading = threading.Lock()
+        outline = Outline.recalled(spec)
+        self._remembered = outline is not None
+        self._outline = outline or Outline.of(self.compilation)
+        self._problem = self._outline.problem
+        super().__init__(Signature.of(self._outline.call))
+        self._schedules: dict[_Wanted, Schedule] = {}
+        self._launchers: dict[tuple[int, _Wanted, int | None], Loaded] = {}
+        self._loaded: dict[tuple[int, str], Loaded] = {}
+        self._loading: dict[tuple[int, _Wanted, int | None], threading.Lock] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that fixes every bit."""
+        return self.compilation.graph
+
+    def check(self) -> None:
+        """LowerError if no kernels compute the graph; it has some if they were compiled before."""
+        if not self._remembered:
+            self.compilation.check()
 
     # ---- planning ----
 
     def __str__(self) -> str:
         """The spec, and the schedules that were chosen so far, a line each."""
-        chosen = dict.fromkeys(f"{arch}: {schedule}" for (arch, *_), schedule in self._schedules.items())
+        chosen = dict.fromkeys(f"{wanted.arch}: {schedule}" for wanted, schedule in self._schedules.items())
         return "\n  ".join([str(self.spec), *(chosen or [f"schedule chosen at first use {self._schedule}".rstrip()])])
 
     def kernels(
@@ -54,14 +82,13 @@ class Call(ArrayCall):
         ``vec`` is the widest access, in elements, for arrays that do not suit the default. The lock file may have a
         schedule for about as many rows on the ``gpu`` (None: any GPU of that arch).
         """
-        device = gpu.name if gpu else None
-        each = workload(self._problem, rows, gpu or device_for(arch))
-        locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
-        if (arch, gpu, each, locked) not in self._schedules:
+        wanted = self._wanted(arch, rows, gpu)
+        if wanted not in self._schedules:
+            device = gpu.name if gpu else None
             base = self._lock.schedule(self.compilation, rows, device=device, arch=arch) if self._lock else None
             base = base or self.compilation.schedule(arch, rows=rows, device=gpu)
-            self._schedules[arch, gpu, each, locked] = parse_schedule(self._schedule, base)
-        schedule = self._schedules[arch, gpu, each, locked]
+            self._schedules[wanted] = parse_schedule(self._schedule, base)
+        schedule = self._schedules[wanted]
         if vec is not None and (vec < schedule.vec or schedule.form == "tma_unaligned"):
             narrow = replace(schedule, vec=min(vec, schedule.vec))
             # A form that needs wide accesses or contiguous rows is replaced by the best form that does not.
@@ -69,15 +96,44 @@ class Call(ArrayCall):
             schedule = narrow if legal else self.compilation.schedule(arch, vec=vec, rows=rows, device=gpu)
         return self.compilation.kernels(schedule)
 
-    def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Launcher:
+    def _wanted(self, arch: str, rows: int | None, gpu: Device | None) -> _Wanted:
+        """What decides the schedule for about that many rows, beside the spec."""
+        each = workload(self._problem, rows, gpu or device_for(arch))
+        device = gpu.name if gpu else None
+        locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
+        return _Wanted(arch, gpu, each, locked)
+
+    def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Loaded:
         """The kernels loaded on a device."""
-        arch = device_arch(device)
-        with self._loading:
-            kernels = self.kernels(arch, vec, rows, live_gpu(device))
-            key = device, kernels.plan.schedule
+        arch, gpu = device_arch(device), live_gpu(device)
+        key = device, self._wanted(arch, rows, gpu), vec
+        with self._loading.setdefault(key, threading.Lock()):  # others may load other kernels meanwhile
             if key not in self._launchers:
-                self._launchers[key] = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
+                self._launchers[key] = self._recalled(*key) or self._made(*key, rows)
             return self._launchers[key]
+
+    def _recalled(self, device: int, wanted: _Wanted, vec: int | None) -> Loaded | None:
+        """The kernels that an earlier process chose, loaded; None if there are none."""
+        choice = Choice.recalled(self.spec, self._schedule, wanted, vec)
+        if choice is None:
+            return None
+        text = choice.described["schedule"]["text"]
+        if vec is None:
+            self._schedules[wanted] = parse_schedule(text, ANY)
+        given = choice.described, choice.binary.image, device, self._overlap, lambda _: choice.shared
+        return self._loaded.get((device, text)) or self._loaded.setdefault((device, text), Loaded(*given))
+
+    def _made(self, device: int, wanted: _Wanted, vec: int | None, rows: int | None) -> Loaded:
+        """The kernels compiled and loaded, and left for later processes."""
+        kernels = self.kernels(wanted.arch, vec, rows, wanted.gpu)
+        place = device, str(kernels.plan.schedule)
+        if place not in self._loaded:
+            self._loaded[place] = Launcher(kernels.plan, kernels.cubin(wanted.arch).image, device, self._overlap)
+        loaded = self._loaded[place]
+        if (binary := kernels.cubins.get(wanted.arch)) is not None:
+            self._outline.remember(self.spec)
+            Choice(loaded.described, binary, tuple(loaded.shared)).remember(self.spec, self._schedule, wanted, vec)
+        return loaded
 
     def warm(self, device: int, rows: int | None = None) -> None:
         """Load the kernels for about that many rows on a device, or (None) for any number of rows."""
@@ -89,7 +145,7 @@ class Call(ArrayCall):
 
     # ---- calling ----
 
-    def loaded(self, device: int, vec: int | None, rows: int) -> Launcher:
+    def loaded(self, device: int, vec: int | None, rows: int) -> Loaded:
         """As ``launcher``."""
         return self.launcher(device, vec, rows)
 

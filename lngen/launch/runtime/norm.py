@@ -252,7 +252,7 @@ class Norm(ArrayNorm[Call]):
         _, _, schedules, lock, overlap, kernels = self._made_from
         made = Call(spec, schedules.get(spec.direction, ""), lock, overlap)
         if kernels:
-            made.compilation.check()
+            made.check()
         return made
 
     def _call(self, direction: str) -> Call:
