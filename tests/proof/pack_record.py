@@ -42,7 +42,11 @@ int cuDriverGetVersion(int *v) { *v = 13090; return 0; }
 int cuDeviceGetCount(int *n) { *n = 1; return 0; }
 int cuDeviceGet(int *d, int n) { *d = n; return 0; }
 int cuDeviceGetName(char *t, int n, int d) { strcpy(t, "NVIDIA H100"); return 0; }
-int cuDeviceGetAttribute(int *v, int a, int d) { *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : 232448; return 0; }
+int cuDeviceGetAttribute(int *v, int a, int d) {
+    *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : a == 38 ? 50 << 20 : a == 39 ? 2048 : a == 81 ? 233472
+       : a == 82 ? 65536 : a == 106 ? 32 : a == 111 ? 1024 : 232448;
+    return 0;
+}
 int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)77; return 0; }
 int cuCtxGetCurrent(void **c) { *c = here; return 0; }
 int cuCtxSetCurrent(void *c) { here = c; return 0; }
