@@ -27,6 +27,7 @@ COMMANDS = {
     "check": "Bits against the interpreter, errors against the oracles.",
     "conform": "An adversarial list of cases for a kernel or anybody's function.",
     "tune": "Measure schedules, record every trial, lock the fastest.",
+    "warm": "Compile kernels for this machine's GPU before a program asks for them.",
     "bench": "Time lngen, its peers and the ceilings side by side.",
     "run": "Apply a kernel to .npy files.",
     "generated": "Rewrite, or verify, the golden set of kernels.",

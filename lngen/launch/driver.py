@@ -28,6 +28,7 @@ CAPTURE_HINT = "; load kernels before a capture, with prepare() of a pack or war
 
 # CUstreamCaptureStatus
 CAPTURE_ACTIVE = 1
+CAPTURE_MODE_THREAD_LOCAL = 1  # CUstreamCaptureMode
 DEFAULT_STREAMS = (0, 1)  # null and CU_STREAM_LEGACY, which cannot be captured
 PER_THREAD_STREAM = 2  # CU_STREAM_PER_THREAD
 
@@ -338,6 +339,17 @@ def capture_of(stream: int) -> int:
     found = ctypes.byref(status), ctypes.byref(number)
     failed = library().cuStreamGetCaptureInfo_v2(ctypes.c_void_p(stream), *found, None, None, None)
     return number.value if not failed and status.value == CAPTURE_ACTIVE else 0
+
+
+@contextmanager
+def beside_captures() -> Iterator[None]:
+    """Within it, this thread may load kernels while another one captures a stream, whose capture stays whole."""
+    mode = ctypes.c_int(CAPTURE_MODE_THREAD_LOCAL)
+    library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        library().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 class CapturedGraph:

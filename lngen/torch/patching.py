@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from lngen.torch import warm_norms
 from lngen.torch.bridge import FROM_TORCH, TorchError
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
@@ -48,7 +49,7 @@ class Patched:
         return "\n".join(lines)
 
 
-def patch(model: nn.Module) -> Patched:
+def patch(model: nn.Module, *, warm: bool = False) -> Patched:
     """Let the norms of a model run lngen's kernels, in place; print the result to see which.
 
     These are torch.nn's LayerNorm and RMSNorm, and each class whose name or attributes are those of a norm and whose
@@ -58,7 +59,9 @@ def patch(model: nn.Module) -> Patched:
     norm whose forward reads other attributes than weights and eps gets its own class back when one of them is set.
 
     Pickle and ``torch.save(model)`` store the original classes, so that a program without lngen can load them: patch
-    again after loading. TorchError for what is no module; a warning on the CPU, where the interpreter runs.
+    again after loading. ``warm``: the kernels of all these norms are compiled in the background meanwhile, for tensors
+    of the weights' dtype and device (GPU 0 for weights of the CPU); a first call waits for its own alone, and reports
+    what cannot be compiled. TorchError for what is no module; a warning on the CPU, where the interpreter runs.
     """
     _check(model)
     found = Patched()
@@ -72,6 +75,9 @@ def patch(model: nn.Module) -> Patched:
             found.patched[path] = str(outcome)
         else:
             found.left[path] = outcome
+    if warm:
+        dtypes = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
+        warm_norms.warm((m for path, m in norms if path in found.patched), (*dtypes, torch.get_default_dtype())[0])
     if found.patched and any(p.device.type == "cpu" for p in model.parameters()):
         warnings.warn(
             "lngen.torch.patch: on the CPU, where parameters of this model are, lngen's norms run in an interpreter "

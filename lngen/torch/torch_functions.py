@@ -239,8 +239,7 @@ def _norm(
         flat = [t.flatten(-len(dims)) if t is not None and t.dim() >= len(dims) else t for t in tensors[:-1]]
         results = [y.reshape(x.shape) for y in _norm(direct, math.prod(dims), [*flat, None], eps, options)]
         return results if out is None else [_copied(results[0], out)]
-    chosen = zip(direct.options, options, strict=True)
-    keys = ",".join([f"{name}={word(v)}" for name, v in chosen if v != ops.defaults[name]])
+    keys = keys_of(direct, options)
     if eager:
         results = direct.prepare(ops, tensors, fixed, keys, eps or 0.0)
         if results is not None:
@@ -249,6 +248,12 @@ def _norm(
         keys = f"{keys},out=f32" if keys else "out=f32"
     results = dispatched(ops, given, keys, eps)[: len(ops.outputs)]
     return results if out is None else [_copied(results[0], out)]
+
+
+def keys_of(direct: Direct, options: Sequence[bool | str]) -> str:
+    """The keys of the operator for the options of a function."""
+    chosen, defaults = zip(direct.options, options, strict=True), OPS[direct.graph].defaults
+    return ",".join([f"{name}={word(v)}" for name, v in chosen if v != defaults[name]])
 
 
 def _default_eps(graph: str, x: Tensor) -> float:

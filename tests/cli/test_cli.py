@@ -4,6 +4,7 @@ import json
 import sys
 from importlib import import_module, metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ from lngen.compiler.spec import parse_spec
 from lngen.compiler.toolchain import compile_ptx
 from lngen.errors import VerifyError
 from lngen.lab.bench import store
+from lngen.launch.runtime.direction import Call
 from lngen.packs.build import build
 from lngen.proof.check import matrix
 from lngen.proof.check.spec_checks import Result as Checked
@@ -83,6 +85,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "frozen": ("tune", FWD, "--frozen"),
     "ranking": ("tune", "rmsnorm.fwd:d=1,dtype=f32", "--ranking"),  # which has few schedules
     "merge": ("tune", "--merge", "t.jsonl", "--database", "u.jsonl"),
+    "warm": ("warm", FWD, "--rows", "3"),
     "bench": ("bench", "--from", "b.json"),
     "generated": ("generated", "--check"),
     "verify": ("verify", "pack"),
@@ -108,6 +111,9 @@ def prepared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty folder in which every command works: one fake GPU, records, and checks that take no time."""
     monkeypatch.chdir(tmp_path)
     tune_fakes.use(monkeypatch, "7")
+    described = {"spec": {"text": FWD}, "schedule": {"text": ALL_KEYS}}
+    monkeypatch.setattr("lngen.cli.warm.device_count", lambda: 1)
+    monkeypatch.setattr(Call, "launcher", lambda call, device, rows: SimpleNamespace(described=described))
     checked = [Checked(FWD, "", 1, "oracle", True, "")]
     monkeypatch.setattr("lngen.cli.verification.check_spec", lambda spec, **_: checked)
     monkeypatch.setattr(matrix, "conditions", lambda: {"device": "none"})

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -150,7 +151,8 @@ def test_a_warm_up_is_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) ->
     norm.warmup(0, rows=7)
     assert asked == [7, 7]
     norm.warmup()
-    assert asked[2:] == [132, 264, 528, 1056, 2112, 4224, 33792, None, 66, 1056, 4224, 16896, None]
+    every = [132, 264, 528, 1056, 2112, 4224, 33792, None, 66, 1056, 4224, 16896, None]
+    assert Counter(asked[2:]) == Counter(every)
 
 
 def test_gpus_of_one_arch_have_schedules_of_their_own() -> None:

@@ -119,8 +119,8 @@ class FakeDriver(Graphs):
 
     @property
     def capturing(self) -> bool:
-        """True while a stream is captured."""
-        return any(self.captures.values())
+        """True while a stream is captured by whom this thread has to wait for."""
+        return any(self.captures.values()) and not getattr(self._local, "mode", 0)
 
     def knows(
         self, cubin: bytes, ptx: str, arch: str, registers: Mapping[str, int] | None = None, source: str = ""
@@ -387,6 +387,12 @@ class FakeDriver(Graphs):
             write(data, ctypes.c_int, device if number(attribute) == OF_DEVICE else 2)
 
     # ---- streams and launches ----
+
+    @c_function(context=False)
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> None:
+        before = getattr(self._local, "mode", 0)
+        self._local.mode = ctypes.c_int.from_address(number(mode)).value
+        write(mode, ctypes.c_int, before)
 
     @c_function()
     def cuStreamSynchronize(self, stream: Any) -> None:

@@ -1,6 +1,7 @@
 """A fake GPU for processes that remember: cubins are made up, and lie in a cache of the test's own."""
 
 import hashlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,16 @@ def ptx_of(source: str, arch: str) -> str:
 
 
 class Remembering:
-    """What is compiled and derived on a GPU, by the sources of kernels and the texts of specs."""
+    """What is compiled and derived on a GPU, by the names of kernels and the texts of specs.
+
+    before   is called with the name of what is compiled next
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, gpu: FakeDriver, folder: Path) -> None:
         self.compiled: list[str] = []
         self.derived: list[str] = []
-        self.folder, self._gpu = folder, gpu
+        self.before: Callable[[str], object] = lambda name: None
+        self.folder, self.gpu = folder, gpu
         monkeypatch.setenv("LNGEN_CACHE_DIR", str(folder))
         monkeypatch.setattr(remembered, "_recalled", RECALLED)
         monkeypatch.setattr(remembered, "_remember", REMEMBER)
@@ -38,9 +43,10 @@ class Remembering:
         monkeypatch.setattr(Spec, "trace", lambda spec: self.derived.append(str(spec)) or trace(spec))
 
     def _compile(self, source: str, arch: str, *, name: str, lines: bool = False) -> Binary:
+        self.before(name)
         key = hashlib.sha256(f"{arch}{source}".encode()).hexdigest()
         ptx = ptx_of(source, arch)
-        image = self._gpu.knows(made_up_cubin(ptx, arch), ptx, arch, source=source)
+        image = self.gpu.knows(made_up_cubin(ptx, arch), ptx, arch, source=source)
         self.compiled.append(name)
         toolchain.cache.store(key, toolchain.cache.Entry(arch, "", image))
         return Binary(arch, image, "", {}, key)

@@ -135,13 +135,13 @@ class Call(ArrayCall):
             Choice(loaded.described, binary, tuple(loaded.shared)).remember(self.spec, self._schedule, wanted, vec)
         return loaded
 
-    def warm(self, device: int, rows: int | None = None) -> None:
-        """Load the kernels for about that many rows on a device, or (None) for any number of rows."""
+    def row_counts(self, device: int, rows: int | None = None) -> list[int | None]:
+        """Numbers of rows whose kernels are all that calls take: of about that many rows, or (None) of any number."""
+        if rows is not None:
+            return [rows]
         gpu = live_gpu(device)
         locked = self._lock.candidates(str(self.spec), device=gpu.name) if self._lock else []
-        every = [*row_counts(self._problem, gpu), *(e.rows for e in locked)]
-        for count in every if rows is None else [rows]:
-            self.launcher(device, rows=count)
+        return [*row_counts(self._problem, gpu), *(e.rows for e in locked)]
 
     # ---- calling ----
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -28,6 +30,7 @@ from lngen.launch.runtime.direction import Call
 from lngen.launch.runtime.lock_file import Lock, read_lock
 from lngen.launch.runtime.numpy_arrays import host_copy
 from lngen.launch.runtime.rebuilt import Rebuilt
+from lngen.launch.runtime.warming import THREADS, begun
 from lngen.launch.signature import Values
 
 
@@ -209,15 +212,19 @@ class Norm(ArrayNorm[Call]):
         """Compile and load both directions on a GPU, so that later calls with aligned arrays do not have to.
 
         ``rows``: about the number of rows in calls; None: any number. Few rows may have kernels of their own. A graph
-        without a backward has its forward loaded.
+        without a backward has its forward loaded. Threads compile side by side; a call of another thread waits for
+        its own kernels alone.
         """
         device, rows = _count("device", device), None if rows is None else _count("rows", rows)
-        self._forward.warm(device, rows)
-        try:
-            backward = self._backward
-        except LngenError:  # which a call of backward raises
-            return self
-        backward.warm(device, rows)
+
+        def backward() -> Call | None:
+            with suppress(LngenError):  # which a call of backward raises
+                return self._backward
+            return None
+
+        with ThreadPoolExecutor(THREADS) as pool:
+            for loaded in begun(pool, (lambda: self._forward, backward), device, rows):
+                loaded.result()
         return self
 
     def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any], values: Values) -> None:

@@ -162,13 +162,10 @@ def test_a_warm_up_loads_what_is_locked_for_any_rows(tmp_path: Path, monkeypatch
     path = tmp_path / "my.lock"
     path.write_text(Lock().updated(LOCKED[:2]).render())
     norm = lngen.compile("rmsnorm", d=64, dtype="f32", lock=path)
-    asked: list[int | None] = []
     gpu = called(LOCKED[0].device)
     monkeypatch.setattr("lngen.launch.runtime.direction.live_gpu", lambda device: gpu)
-    monkeypatch.setattr(norm._forward, "launcher", lambda device, rows: asked.append(rows))
-    norm._forward.warm(0)
     facts = problem(parse_spec(SPEC).graph(), 64)
-    assert asked == [*row_counts(facts, gpu), *sorted(e.rows for e in LOCKED[:2])]
+    assert norm._forward.row_counts(0) == [*row_counts(facts, gpu), *sorted(e.rows for e in LOCKED[:2])]
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800", "x" * 300, "x" * 253])

@@ -1,0 +1,62 @@
+"""The kernels of patched norms, compiled in the background before the first call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lngen.launch.runtime.launcher import device_count
+from lngen.launch.runtime.warming import begin_unseen
+from lngen.torch.graph_ops import OPS
+from lngen.torch.graph_way import OfGraph
+from lngen.torch.probe import Variant
+from lngen.torch.torch_functions import LAYER_NORM, RMS_NORM, keys_of
+
+
+class Wanted(NamedTuple):
+    """What the kernels of a norm depend on; ``weights``: dtype of each that it has, and whether it has a gradient."""
+
+    variant: Variant
+    d: int
+    dtype: torch.dtype
+    weights: tuple[tuple[str, torch.dtype, bool], ...]
+    device: int
+
+    @classmethod
+    def by(cls, module: Any, dtype: torch.dtype) -> Wanted | None:
+        """That of a patched norm, which is to be on GPU 0 if it is on none; without weights its rows have ``dtype``.
+
+        None if only its rows tell their length.
+        """
+        own = {name: module._parameters.get(key) for name, key in (("gamma", "weight"), ("beta", "bias"))}
+        there = {name: p for name, p in own.items() if p is not None}
+        first = next(iter(there.values()), None)
+        shape = getattr(module, "normalized_shape", ()) if first is None else first.shape
+        at = first.device.index if first is not None and first.device.type == "cuda" else 0
+        weights = tuple((name, p.dtype, p.requires_grad) for name, p in there.items())
+        rows = dtype if first is None else first.dtype
+        return cls(module.variant, math.prod(shape), rows, weights, at) if shape else None
+
+    def makers(self) -> list[Callable[[], Any]]:
+        """Of the calls that the first step takes, in its order: without gradients, with them, and backward."""
+        direct = LAYER_NORM if self.variant.kind == "layer_norm" else RMS_NORM
+        ops = OPS[direct.graph]
+        keys = keys_of(direct, [getattr(self.variant, name) for name in direct.options])
+        like: dict[str, Tensor] = {"x": torch.empty((1, self.d), dtype=self.dtype, device="meta")}
+        like |= {name: torch.empty(self.d, dtype=dtype, device="meta") for name, dtype, _ in self.weights}
+        wrt = ("x", *(name for name, _, differentiated in self.weights if differentiated))
+        way = cache(lambda: OfGraph(ops, keys, like))
+        return [lambda: way().alone, lambda: way().forward, lambda: way().backward(wrt)]
+
+
+def warm(norms: Iterable[nn.Module], dtype: torch.dtype) -> None:
+    """Begin to compile what calls of patched norms take, if there is a GPU; alike norms share their kernels."""
+    if not device_count():
+        return
+    for wanted in filter(None, dict.fromkeys(Wanted.by(module, dtype) for module in norms)):
+        begin_unseen(wanted.makers(), wanted.device)
