@@ -3,6 +3,7 @@
 LNGEN_DEBUG      0 (default) to 5: how much lngen prints on stderr about its work
 LNGEN_DUMP       a folder for files to inspect later, such as sources that did not compile
 LNGEN_CACHE_DIR  the folder of compiled kernels and compiled templates; the user's cache folder by default
+LNGEN_PACKS      packs into which a norm looks before it compiles, separated as in PATH
 """
 
 import os
@@ -49,10 +50,20 @@ def cache_dir() -> Path:
     )
 
 
+def pack_dirs() -> tuple[Path, ...]:
+    """The folders that LNGEN_PACKS names."""
+    texts = os.environ.get("LNGEN_PACKS", "").split(os.pathsep)
+    return tuple(_expanded("LNGEN_PACKS", text) for text in texts if text)
+
+
 def _folder(variable: str) -> Path | None:
     text = os.environ.get(variable, "")
+    return _expanded(variable, text) if text else None
+
+
+def _expanded(variable: str, text: str) -> Path:
     try:
-        return Path(text).expanduser() if text else None
+        return Path(text).expanduser()
     except RuntimeError:
         raise LngenError(f"{variable} is expected to be a folder; the home folder in '{text}' is unknown.") from None
 

@@ -107,9 +107,9 @@ def test_debug_level_is_read_at_call_time(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_folders_are_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An empty variable is an unset one."""
-    for name in ("LNGEN_DEBUG", "LNGEN_DUMP", "LNGEN_CACHE_DIR"):
+    for name in ("LNGEN_DEBUG", "LNGEN_DUMP", "LNGEN_CACHE_DIR", "LNGEN_PACKS"):
         monkeypatch.setenv(name, "")
-    assert (config.debug_level(), config.dump_dir()) == (0, None)
+    assert (config.debug_level(), config.dump_dir(), config.pack_dirs()) == (0, None, ())
     assert config.cache_dir() == platformdirs.user_cache_path("lngen")
     monkeypatch.setenv("LNGEN_DUMP", str(tmp_path / "dump"))
     monkeypatch.setenv("LNGEN_CACHE_DIR", str(tmp_path / "cache"))

@@ -147,10 +147,11 @@ class Pack:
     """The kernels in a folder, loaded per device when they are first used, or by ``prepare``.
 
     specs    the texts of its specs
+    overlap  calls may start while earlier work on the stream drains, as in ``Loaded``
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = os.fspath(folder)
+    def __init__(self, folder: str | Path, overlap: bool = False) -> None:
+        self.folder, self.overlap = os.fspath(folder), overlap
         with _refusals(self.folder):
             self._document = Document(read_inside(self.folder, FILE_NAME, LARGEST))
         self._dispatch: Mapping[str, Any] = self._document.top["specs"]
@@ -166,7 +167,7 @@ class Pack:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copied and pickled as its folder, which has to be there when it is loaded again."""
-        return Pack, (os.path.abspath(self.folder),)
+        return Pack, (os.path.abspath(self.folder), self.overlap)
 
     def check(self) -> Pack:
         """Check the whole manifest; LngenError for what is wrong."""
@@ -201,6 +202,16 @@ class Pack:
             image = self._image(spec, device)
             for entry in image["classes"] if rows is None else [self._class(spec, device, rows)]:
                 self._kernels(spec, image, entry, device)
+
+    def suits(self, spec: str, device: int) -> bool:
+        """True if the pack has the spec for a device."""
+        found = spec in self.specs and image_for(self.dispatch(spec)["images"], gpu(device).capability)
+        return bool(found)
+
+    def row_counts(self, spec: str, device: int) -> list[int]:
+        """The most rows of each class of a spec on a device; of the last, which takes all others, any more."""
+        each, here = self.dispatch(spec)["row_bytes"], gpu(device).multiprocessors
+        return [c["most_bytes"] * here // each for c in self._image(spec, device)["classes"]]
 
     def kernels(self, spec: str, device: int, rows: int) -> Loaded:
         """The kernels of a spec for so many rows on a device, loaded.
@@ -286,7 +297,7 @@ class Pack:
                 wanted = [used.get(k["name"], {}).get("launch_shared_bytes", 0) for k in described["kernels"]]
                 least = [k["dynamic_shared_bytes"] for k in described["kernels"]]
                 shared = [max(pair) for pair in zip(wanted, least)]
-                self._loaded[file, device] = Loaded(described, data, device, requested=lambda _: shared)
+                self._loaded[file, device] = Loaded(described, data, device, self.overlap, lambda _: shared)
             return self._loaded[file, device]
 
 

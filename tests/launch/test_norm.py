@@ -107,7 +107,7 @@ def test_a_graph_without_a_backward_compiles_and_says_so_when_backward_is_asked_
     assert "__global__" in norm.source("fwd")
     assert str(norm.spec("bwd")) in f"{norm!r}, {norm._repr_html_()}"
     loaded: list[int | None] = []
-    monkeypatch.setattr(norm._forward, "warm", lambda device, rows: loaded.append(rows))
+    monkeypatch.setattr(norm._forward, "launcher", lambda device, rows: loaded.append(rows))
     assert norm.warmup(rows=7) is norm
     assert loaded == [7]
     for ask in (lambda: norm.backward(y, saved), lambda: norm.source("bwd"), lambda: norm.compilation("bwd")):

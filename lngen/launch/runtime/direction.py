@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,13 +16,18 @@ from lngen.compiler.ir import Graph
 from lngen.compiler.problem import ANY, Schedule, is_legal, parse_schedule
 from lngen.compiler.schedule import row_counts, workload
 from lngen.compiler.spec import Spec
+from lngen.errors import MissingError
 from lngen.launch.array_call import ArrayCall
 from lngen.launch.kernels import Described, Loaded
+from lngen.launch.pack import Pack
+from lngen.launch.runtime.environment_packs import lacking, packs_with
 from lngen.launch.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.launch.runtime.lock_file import Lock, Locked
 from lngen.launch.runtime.numpy_arrays import run_on_host
 from lngen.launch.runtime.remembered import Choice, Outline
 from lngen.launch.signature import Signature, Values
+
+MANY_ROWS = 2**40  # of which a pack has a class
 
 
 class _Wanted(NamedTuple):
@@ -47,15 +53,22 @@ class Call(ArrayCall):
     def __init__(self, spec: Spec, schedule: str, lock: Lock | None = None, overlap: bool = False) -> None:
         self.spec, self._schedule, self._lock, self._overlap = spec, schedule, lock, overlap
         self.compilation = Compilation(spec)
-        outline = Outline.recalled(spec)
-        self._remembered = outline is not None
-        self._outline = outline or Outline.of(self.compilation)
-        self._problem = self._outline.problem
-        super().__init__(Signature.of(self._outline.call))
+        own = schedule or (lock and lock.candidates(str(spec)))  # which no pack has
+        self._packs = () if own else packs_with(self.compilation, overlap)
+        described = self._packs[0].described(str(spec)) if self._packs else self._outline.call
+        super().__init__(Signature.of(described))
         self._schedules: dict[_Wanted, Schedule] = {}
         self._launchers: dict[tuple[int, _Wanted, int | None], Loaded] = {}
         self._loaded: dict[tuple[int, str], Loaded] = {}
         self._loading: dict[tuple[int, _Wanted, int | None], threading.Lock] = {}
+
+    @cached_property
+    def _recalled_outline(self) -> Outline | None:
+        return Outline.recalled(self.spec)
+
+    @cached_property
+    def _outline(self) -> Outline:
+        return self._recalled_outline or Outline.of(self.compilation)
 
     @property
     def graph(self) -> Graph:
@@ -64,7 +77,7 @@ class Call(ArrayCall):
 
     def check(self) -> None:
         """LowerError if no kernels compute the graph; it has some if they were compiled before."""
-        if not self._remembered:
+        if not self._packs and self._recalled_outline is None:
             self.compilation.check()
 
     # ---- planning ----
@@ -92,25 +105,31 @@ class Call(ArrayCall):
         if vec is not None and (vec < schedule.vec or schedule.form == "tma_unaligned"):
             narrow = replace(schedule, vec=min(vec, schedule.vec))
             # A form that needs wide accesses or contiguous rows is replaced by the best form that does not.
-            legal = schedule.form != "tma_unaligned" and is_legal(narrow, self._problem)
+            legal = schedule.form != "tma_unaligned" and is_legal(narrow, self._outline.problem)
             schedule = narrow if legal else self.compilation.schedule(arch, vec=vec, rows=rows, device=gpu)
         return self.compilation.kernels(schedule)
 
     def _wanted(self, arch: str, rows: int | None, gpu: Device | None) -> _Wanted:
         """What decides the schedule for about that many rows, beside the spec."""
-        each = workload(self._problem, rows, gpu or device_for(arch))
+        each = workload(self._outline.problem, rows, gpu or device_for(arch))
         device = gpu.name if gpu else None
         locked = self._lock.nearest(str(self.spec), rows, device=device, arch=arch) if self._lock else None
         return _Wanted(arch, gpu, each, locked)
 
     def launcher(self, device: int, vec: int | None = None, rows: int | None = None) -> Loaded:
-        """The kernels loaded on a device."""
+        """The kernels loaded on a device: those of a pack, those that were chosen before, or else compiled now."""
+        if vec is None and (pack := self._pack_for(device)):
+            return pack.kernels(self.text, device, MANY_ROWS if rows is None else rows)
         arch, gpu = device_arch(device), live_gpu(device)
         key = device, self._wanted(arch, rows, gpu), vec
         with self._loading.setdefault(key, threading.Lock()):  # others may load other kernels meanwhile
             if key not in self._launchers:
                 self._launchers[key] = self._recalled(*key) or self._made(*key, rows)
             return self._launchers[key]
+
+    def _pack_for(self, device: int) -> Pack | None:
+        """The first pack that has the spec for a device."""
+        return next((pack for pack in self._packs if pack.suits(self.text, device)), None)
 
     def _recalled(self, device: int, wanted: _Wanted, vec: int | None) -> Loaded | None:
         """The kernels that an earlier process chose, loaded; None if there are none."""
@@ -124,11 +143,15 @@ class Call(ArrayCall):
         return self._loaded.get((device, text)) or self._loaded.setdefault((device, text), Loaded(*given))
 
     def _made(self, device: int, wanted: _Wanted, vec: int | None, rows: int | None) -> Loaded:
-        """The kernels compiled and loaded, and left for later processes."""
+        """The kernels compiled and loaded, and left for later processes; MissingError where nothing compiles."""
         kernels = self.kernels(wanted.arch, vec, rows, wanted.gpu)
         place = device, str(kernels.plan.schedule)
+        try:
+            image = kernels.cubin(wanted.arch).image
+        except MissingError as error:
+            raise lacking(self.spec, wanted.arch, vec, error) from error
         if place not in self._loaded:
-            self._loaded[place] = Launcher(kernels.plan, kernels.cubin(wanted.arch).image, device, self._overlap)
+            self._loaded[place] = Launcher(kernels.plan, image, device, self._overlap)
         loaded = self._loaded[place]
         if (binary := kernels.cubins.get(wanted.arch)) is not None:
             self._outline.remember(self.spec)
@@ -139,9 +162,11 @@ class Call(ArrayCall):
         """Numbers of rows whose kernels are all that calls take: of about that many rows, or (None) of any number."""
         if rows is not None:
             return [rows]
+        if pack := self._pack_for(device):
+            return [*pack.row_counts(self.text, device)]
         gpu = live_gpu(device)
         locked = self._lock.candidates(str(self.spec), device=gpu.name) if self._lock else []
-        return [*row_counts(self._problem, gpu), *(e.rows for e in locked)]
+        return [*row_counts(self._outline.problem, gpu), *(e.rows for e in locked)]
 
     # ---- calling ----
 
@@ -151,8 +176,10 @@ class Call(ArrayCall):
 
     def narrower(self, described: Described) -> int:
         """Bulk copies take accesses of a whole chunk: other rows are read half a chunk at a time, or less."""
-        bulk = described["schedule"]["form"] in ("tma", "tma_unaligned")
-        return self._problem.chunk // 2 if bulk else int(described["schedule"]["vec"])
+        form, vec = described["schedule"]["form"], int(described["schedule"]["vec"])
+        if form == "tma_unaligned":
+            return self._outline.problem.chunk // 2
+        return vec // 2 if form == "tma" else vec
 
     def about(self, name: str) -> str:
         """The option of the graph that leaves an input out, or adds it."""
