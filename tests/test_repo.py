@@ -224,6 +224,7 @@ STAGES = {
         "packs/catalog.py",
         "packs/verify.py",
         "lab/bench/providers.py",
+        "lab/bench/startup.py",
     },
     "lngen.compiler.toolchain.compile_ptx": {"packs/build.py", "packs/verify.py", "proof/ptx/call.py"},
 }

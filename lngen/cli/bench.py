@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, terminal_width
+from lngen.cli.output import AnyPath, OutFile, Output, note, output_options, table, terminal_width
 from lngen.cli.shared_options import Decimal, Whole, overlap_option, split
 from lngen.compiler.graphs import GRAPHS
 from lngen.compiler.ir import DType
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lngen.lab.bench.store import Saved
 
 HOST_D = 1024
+STARTUP_ROWS, STARTUP_D = 4096, 4096
 
 
 def number(text: str, what: str) -> int:
@@ -161,6 +162,12 @@ LATENCIES = f"{comma(LATENCY_ROWS)} rows of {comma(LATENCY_WIDTHS)}"
     f"us; by default of {', '.join(FEW_ROWS_GRAPHS)}, fwd, {comma(FEW_ROWS_ROWS)} rows of {comma(FEW_ROWS_WIDTHS)}.",
 )
 @click.option("--host", is_flag=True, help=f"Also the host time per call, at 16 x {HOST_D}.")
+@click.option(
+    "--startup",
+    is_flag=True,
+    help="Instead, ms from the start of a process to its first results, cold, warm and from a pack, of each --graph "
+    f"with --dtype and one --rows and --d; by default {STARTUP_ROWS} x {STARTUP_D}.",
+)
 @click.option("--rounds", default=12, show_default=True, type=Whole(10, 1000), help="Rounds of timing.")
 @output_options
 @click.option("--resume", is_flag=True, help="Continue the --out file: what it holds is not measured again.")
@@ -179,6 +186,8 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
     """
     from lngen.lab.bench import figures, store, summary
 
+    if options.pop("startup"):
+        return _startup(output, options)
     if plot_file is not None:
         figures.check_plot(plot_file)
     if sources:
@@ -192,6 +201,26 @@ def bench(output: Output, plot_file: Path | None, sources: tuple[Path, ...], **o
         drawn = figures.plot(found.records, plot_file, figures.origin(found))
         for text in [*map(str, drawn)] or [f"'{plot_file}' is not drawn: no point has times of lngen and of another."]:
             note(text)
+
+
+def _startup(output: Output, o: dict[str, Any]) -> None:
+    """Print, or write, what the first results of a process take."""
+    from rich.console import Console
+
+    from lngen.lab.bench.startup import measure
+    from lngen.lab.bench.torch_gpu import find_gpu
+
+    rows, d = number(o["rows"] or str(STARTUP_ROWS), "--rows"), number(o["d"] or str(STARTUP_D), "--d")
+    graphs = split_graphs(o["graphs"] or ("layernorm",))
+    pairs = [(graph, dtype) for graph in graphs for dtype in dtype_names(o["dtype"], o["grid"], graph)]
+    specs = [make_task(graph, "fwd", dtype, rows, d).specs[0] for graph, dtype in pairs]
+    gpu = find_gpu().name
+    with Console(stderr=True).status("preparing") as status:
+        found = [measure(spec, rows, status.update) for spec in specs]
+    columns = "spec", "state", "step", "ms", "times import torch", "times NVRTC"
+    lines = [(one.spec, *line) for one in found for line in one.lines()]
+    data = {"gpu": gpu, "rows": rows, "startup": [dict(zip(columns, line, strict=True)) for line in lines]}
+    output.table(data, f"{gpu}, {rows} rows\n" + table(columns, lines))
 
 
 def _measure(out_file: Path | None, **o: Any) -> Saved:
