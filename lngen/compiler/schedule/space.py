@@ -174,11 +174,12 @@ def _generated(
         "rows_per_block": rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
         "vec": [p.run],
         "cluster": CLUSTERS,
-        "stages": (0, *STAGES),
-        **dict.fromkeys(("grid", "tma_store", "dynamic"), FLAGS),
-        "blocks_per_sm": BLOCKS_PER_SM,
-        **dict.fromkeys(("row_in_registers", "early_release", "cached_weights"), FLAGS),
+        # Flags first, most of which the form decides: they would double what stages and blocks have multiplied.
         **dict.fromkeys(("prefetch", "acquire_shared", "single_launch"), FLAGS),
+        **dict.fromkeys(("grid", "tma_store", "cached_weights", "row_in_registers", "early_release"), FLAGS),
+        "stages": (0, *STAGES),
+        "dynamic": FLAGS,
+        "blocks_per_sm": BLOCKS_PER_SM,
         **only,
     }
     legal = [(names.split(), partial(_all_hold, rules, p)) for names, rules in RULES]

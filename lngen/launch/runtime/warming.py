@@ -27,8 +27,9 @@ def begun(pool: Executor, makers: Iterable[Maker], device: int, rows: int | None
 
     def begin(make: Maker) -> list[Future[Loaded]]:
         call = make()
-        counts = call.row_counts(device, rows) if call else ()
-        return [pool.submit(call.launcher, device, rows=count) for count in counts] if call else []
+        if call is None:
+            return []
+        return [pool.submit(call.launcher, device, rows=count) for count in call.row_counts(device, rows)]
 
     return [future for one in [pool.submit(begin, make) for make in makers] for future in one.result()]
 
@@ -42,8 +43,9 @@ def begin_unseen(makers: Iterable[Maker], device: int) -> None:
 
     def begin(make: Maker) -> None:
         call = make()
-        for count in reversed(call.row_counts(device)) if call else ():
-            _background().submit(_unseen, call.launcher, device, rows=count)  # type: ignore[union-attr]
+        if call is not None:
+            for count in reversed(call.row_counts(device)):
+                _background().submit(_unseen, call.launcher, device, rows=count)
 
     def begin_all() -> None:
         for make in makers:
