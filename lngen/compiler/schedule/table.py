@@ -6,7 +6,7 @@ import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -168,18 +168,40 @@ def tables() -> tuple[Table, ...]:
 
 
 def read(path: Path) -> Table:
-    """The table in a file."""
-    data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    device, arch = data.pop("device"), data.pop("arch")
-    entries: dict[Key, dict[int, str]] = {}
-    for rows, sizes in data.items():
-        direction, _, heavy = rows.partition("_of_")
-        direction, _, more = direction.partition("_and_")
-        for element, lengths in sizes.items():
-            for d, lines in lengths.items():
-                key = Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0), int(heavy or 0))
-                entries[key] = {w: line for line, classes in lines.items() for w in classes}
-    return Table(device, arch, entries, path.name)
+    """The table in a file, section by section."""
+    head, *sections = path.read_text(encoding="utf-8").split("\n[")
+    data: dict[str, Any] = tomllib.loads(head)
+    named = (section.partition("]") for section in sections)
+    return Table(data["device"], data["arch"], {_key(name): _Lines(lines) for name, _, lines in named}, path.name)
+
+
+def _key(section: str) -> Key:
+    """The key whose ``section`` this is."""
+    rows, element, d = section.split(".")
+    direction, _, heavy = rows.partition("_of_")
+    direction, _, more = direction.partition("_and_")
+    return Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0), int(heavy or 0))
+
+
+class _Lines(Mapping[int, str]):
+    """The schedules of a section, by workload class; parsed when they are asked for, since a choice asks for few."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    @cached_property
+    def _schedules(self) -> dict[int, str]:
+        lines: dict[str, list[int]] = tomllib.loads(self._text)
+        return {w: line for line, classes in lines.items() for w in classes}
+
+    def __getitem__(self, workload: int) -> str:
+        return self._schedules[workload]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._schedules)
+
+    def __len__(self) -> int:
+        return len(self._schedules)
 
 
 # Workload classes: KiB of rows for each multiprocessor, at most. MANY is assumed if the number of rows is unknown, and
