@@ -118,6 +118,7 @@ def test_the_class_of_rows_and_the_overlap_are_those_of_the_call(gpu: FakeDriver
     assert call.launcher(0, rows=1) is not call.launcher(0, rows=10**6)
     assert call.launcher(0) is call.launcher(0, rows=10**6)
     assert [NORMS[name]()._forward.launcher(0, rows=1).overlap for name in ("layernorm", "overlap")] == [False, True]
+    assert str(call) == f"{call.spec}\n  of the pack '{call._packs[0].folder}'"
 
 
 def locked(path: Path) -> Path:

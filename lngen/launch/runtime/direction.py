@@ -42,8 +42,8 @@ class _Wanted(NamedTuple):
 class Call(ArrayCall):
     """Runs one spec on the arrays it is given.
 
-    What an earlier process compiled and loaded is loaded as it was chosen then. The graph is derived for all else, or
-    when it is asked for.
+    Kernels of a pack of LNGEN_PACKS come first, then what an earlier process chose and left in the cache. For neither
+    the graph is derived; it is for what has to be compiled, for NumPy arrays, and when it is asked for.
     """
 
     host_type = np.ndarray
@@ -83,8 +83,9 @@ class Call(ArrayCall):
     # ---- planning ----
 
     def __str__(self) -> str:
-        """The spec, and the schedules that were chosen so far, a line each."""
-        chosen = dict.fromkeys(f"{wanted.arch}: {schedule}" for wanted, schedule in self._schedules.items())
+        """The spec, the packs that have it, and the schedules that were chosen so far, a line each."""
+        chosen = [f"of the pack '{pack.folder}'" for pack in self._packs]
+        chosen += dict.fromkeys(f"{wanted.arch}: {schedule}" for wanted, schedule in self._schedules.items())
         return "\n  ".join([str(self.spec), *(chosen or [f"schedule chosen at first use {self._schedule}".rstrip()])])
 
     def kernels(
