@@ -6,8 +6,10 @@ import os
 import re
 import stat
 import sys
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,35 @@ def test_a_hit_does_not_call_nvrtc(monkeypatch: pytest.MonkeyPatch, cache_dir: P
         monkeypatch.setattr(nvrtc, "compiler_build", lambda compiler=compiler: compiler)
         with pytest.raises(pytest.fail.Exception, match="NVRTC was called"):
             toolchain.compile_cubin(source, arch)
+
+
+@needs_nvrtc
+def test_a_cubin_is_found_by_its_key_without_nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process that remembers the key does."""
+    built = toolchain.compile_cubin(ONE, "sm_80")
+    assert toolchain.library_stamp() == toolchain.file_stamp(toolchain.library_stamp()[0])  # type: ignore[index]
+    monkeypatch.setattr(nvrtc, "_library", lambda: pytest.fail("NVRTC was loaded"))
+    assert toolchain.cached_cubin(built.key) == built
+    assert toolchain.cached_cubin("0" * 64) is None
+
+
+@needs_nvrtc
+def test_threads_that_want_the_same_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And others beside it."""
+    compiled, both = list[str](), threading.Barrier(2, timeout=60)
+    real = nvrtc._compiled
+
+    def compile_one(library: Any, source: str, *more: Any) -> Any:
+        compiled.append(source)
+        both.wait()  # ONE and TWO are compiled at the same time
+        return real(library, source, *more)
+
+    toolchain.compiler_build()
+    monkeypatch.setattr(nvrtc, "_compiled", compile_one)
+    with ThreadPoolExecutor(4) as pool:
+        found = [*pool.map(lambda source: toolchain.compile_cubin(source, "sm_80"), [ONE, ONE, TWO, TWO])]
+    assert sorted(compiled) == [ONE, TWO]
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 @needs_nvrtc
