@@ -128,6 +128,7 @@ def sources() -> str:
 
 
 def _files() -> Iterator[str]:
+    yield from (str(config.PACKAGE / name) for name in ("dtypes.py", "rules.py"))
     for root in (config.PACKAGE / "compiler", config.PACKAGE / "launch" / "runtime", config.data_dir("templates")):
         for folder, _, names in sorted(os.walk(root)):
             for name in sorted(names):
