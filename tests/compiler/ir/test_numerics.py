@@ -198,10 +198,13 @@ FACTORS: dict[str, Callable[[np.random.Generator], tuple[Array, Array, Array]]] 
     "bf16": lambda rng: (scaled(rng, 8, -8, 0), scaled(rng, 8, -8, 0), scaled(rng, 24, -24, 0)),
     "middles": lambda rng: (scaled(rng, 13, 0, 9), scaled(rng, 12, 0, 9), 2.0 ** rng.integers(-149, 60, SHAPE)),
     "beside middles": lambda rng: (scaled(rng, 12, -90, -70), scaled(rng, 12, 0, 9), scaled(rng, 1, -149, -80)),
+    "a hair below middles": lambda rng: (
+        np.full(SHAPE, 1 + 2.0**-23), np.full(SHAPE, 2.0**-24 - 2.0**-47), 1 + scaled(rng, 22, -23, -22),
+    ),
     "subnormal": lambda rng: (scaled(rng, 24, -99, -90), scaled(rng, 24, -99, -90), scaled(rng, 9, -149, -147)),
     "end of the range": lambda rng: (scaled(rng, 24, 40, 41), scaled(rng, 1, 63, 64), scaled(rng, 2, 100, 104)),
     "infinite": lambda rng: tuple(rng.choice([0.0, -0.0, 1.0, -math.inf, math.inf, math.nan], SHAPE) for _ in range(3)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FACTORS)
