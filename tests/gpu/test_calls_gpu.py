@@ -16,7 +16,7 @@ import pytest
 import lngen
 from bits import spec_of
 from c_library import CLibrary
-from calls import ALL, TABLE, Call, Memory
+from calls import ALL, PARTS, Call, Memory
 from launchers import C, Compiled, Direct, HubDirect, Launcher, Packed, TvmFfi, tensor_at, wrong
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.dtypes import DType
@@ -123,9 +123,10 @@ def launcher_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return made
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name, c in TABLE.items() if takes(k, c)])
-def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(
-    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
+    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, part: Any
 ) -> None:
     if kind == "TVM FFI":
         pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
@@ -133,5 +134,9 @@ def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(
         from lngen.launch.hub_package import functional
 
         monkeypatch.setattr(functional, "__file__", str(folder.with_name("functional.py")))
-    memory = Memory(TABLE[name])
-    assert wrong(launcher_of(kind), memory, OnGpu(memory)) == []
+    found = {}
+    for name, call in part():
+        if takes(kind, call):
+            memory = Memory(call)
+            found[name] = wrong(launcher_of(kind), memory, OnGpu(memory))
+    assert {name: faults for name, faults in found.items() if faults} == {}
