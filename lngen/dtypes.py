@@ -45,8 +45,8 @@ class DType(str, Enum):
     I64 = "i64", 64, "int64", "long long", "s64", 0, 1.0, 2.0**63 - 1, False
     BOOL = "bool", 8, "bool", "unsigned char", "u8", 0, 1.0, 1.0, False
     U32 = "u32", 32, "uint32", "", "u32", 0, 1.0, 2.0**32 - 1, False
-    E4M3 = "e4m3", 8, "float8_e4m3fn", "", "e4m3", 4, 2.0**-9, 448.0, False
-    E5M2 = "e5m2", 8, "float8_e5m2", "", "e5m2", 3, 2.0**-16, 57344.0, False
+    E4M3 = "e4m3", 8, "float8_e4m3fn", "e4m3", "e4m3", 4, 2.0**-9, 448.0, False
+    E5M2 = "e5m2", 8, "float8_e5m2", "e5m2", "e5m2", 3, 2.0**-16, 57344.0, False
     E2M1 = "e2m1", 4, "float4_e2m1fn", "", "e2m1", 2, 0.5, 6.0, False
     E8M0 = "e8m0", 8, "float8_e8m0fnu", "", "ue8m0", 1, 2.0**-127, 2.0**127, False
 
@@ -104,4 +104,6 @@ class DType(str, Enum):
 
 
 READ = tuple(t for t in DType if t.ctype)  # by kernels
-FLOATS = tuple(t for t in READ if t.digits)  # the dtypes of specs, results and gradients: those that kernels write
+FLOATS = tuple(t for t in READ if t.digits and t.bits > 8)  # the dtypes of specs and gradients
+QUANTISED = DType.INT8, DType.E4M3, DType.E5M2  # a cast to them saturates
+WRITTEN = *FLOATS, *QUANTISED  # by kernels

@@ -52,7 +52,7 @@ class Wanted:
 
 def _dl_type(dtype: DType) -> str:
     """Code, bits and name of a dtype as DLPack has it."""
-    return f'{{{DLPACK[dtype.library.rstrip("0123456789")]}, {dtype.bits}, "{dtype}"}}'
+    return f'{{{DLPACK.get(dtype.library) or DLPACK[dtype.library.rstrip("0123456789")]}, {dtype.bits}, "{dtype}"}}'
 
 
 def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -> None:
@@ -68,7 +68,9 @@ def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -
 # ---- groups: specs that differ in D and dtype alone share a function and a struct of arguments ----
 
 DTYPES = [t.value for t in READ]  # as in lngen_dtype
-DLPACK = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}  # DLDataTypeCode, by the name without its bits
+DLPACK = {  # DLDataTypeCode, by the name without its bits
+    "int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6, "float8_e4m3fn": 10, "float8_e5m2": 12,
+}  # fmt: skip
 DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
 
 # Words that are no names of fields: of C11, of C++17, and what compilers define without being asked.

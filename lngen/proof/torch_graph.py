@@ -25,6 +25,7 @@ from lngen.compiler.ir import (
     unequal,
     values_of,
 )
+from lngen.dtypes import QUANTISED, DType
 from lngen.errors import LngenError
 from lngen.launch.arrays import torch_dtypes
 
@@ -207,6 +208,15 @@ def _places(c: Call, e: Eqn) -> Tensor:
     return c.torch.arange(c.size(e.axis), device=c.like.device).reshape(_spread(e.out, c.sizes))
 
 
+def _cast(c: Call, x: Tensor, to: DType) -> Tensor:
+    """``x`` in a dtype; of those that saturate, PyTorch's own casts do not all."""
+    own = c.dtypes[to.value]
+    if to in QUANTISED and own is not c.torch.float64:
+        x = x.clamp(-to.largest - (not to.digits), to.largest)
+        x = x if to.digits else x.round().nan_to_num(0.0)
+    return x.to(own)
+
+
 def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
     """The halves of rows exchanged, one of them negated."""
     a, b = x.chunk(2, dim=1)
@@ -220,7 +230,7 @@ MEANINGS: dict[str, Meaning] = {
     "const": lambda c, e, a: float(e.value),
     "size": lambda c, e, a: float(c.size(e.axis) // (1 if e.per is None else max(c.size(e.per), 1))),
     "iota": lambda c, e, a: _places(c, e),
-    "cast": lambda c, e, a: c.tensor(a[0], e).to(c.dtypes[e.out.type.dtype.value]),
+    "cast": lambda c, e, a: _cast(c, c.tensor(a[0], e), e.out.type.dtype),
     "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
     "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),

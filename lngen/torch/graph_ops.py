@@ -57,7 +57,7 @@ class GraphOps:
         self.takes_eps = plain.takes_eps
         self.axes = {p.name: p.type.axes for p in full.params if not isinstance(p, ByValue)}
         self.inputs = [*self.axes]
-        self.whole = {p.name: p.type.dtype for p in full.params if not p.type.dtype.digits}
+        self.whole = {p.name: p.type.dtype for p in full.params if p.type.dtype not in FLOATS}
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
         self.optional = {name for name in self.inputs if whole and name in self.defaults}
         self.outputs = [v.name for v in plain.results]

@@ -196,6 +196,19 @@ def conversion(name: str, mods: list[str]) -> Model | None:
             return NAN if NAN in (high, low) else high << 16 | low
 
         return Model(("b32",), ("f32", "f32"), packed)
+    if mods in (["rn", "satfinite", "e4m3x2", "f32"], ["rn", "satfinite", "e5m2x2", "f32"]):
+        codes = bytes_of(mods[2].removesuffix("x2"))
+        return Model(("b16",), ("f32", "f32"), lambda a, b: narrowed(a, codes) << 8 | narrowed(b, codes))
+    if mods in (["rn", "f16x2", "e4m3x2"], ["rn", "f16x2", "e5m2x2"]):
+        halves = [encoded(x, "f16") for x in bytes_of(mods[2].removesuffix("x2"))]
+
+        def widened(two: int) -> Any:
+            high, low = halves[two >> 8], halves[two & 255]
+            return NAN if NAN in (high, low) else high << 16 | low
+
+        return Model(("b32",), ("b16",), widened)
+    if mods == ["rni", "sat", "s8", "f32"]:
+        return conversion(name, ["rni", "s8", "f32"])
     *rounding, to, source = mods
     known = {*FLOATS, *(f"{k}{w}" for k in "us" for w in (8, 16, 32, 64))}
     if len(rounding) > 1 or to not in known or source not in known:
@@ -217,6 +230,24 @@ def conversion(name: str, mods: list[str]) -> Model | None:
     if loses != directed or (mode and not loses):
         return None
     return Model((to,), (source,), lambda a: encoded(number(a, source), to, mode or "rn"))
+
+
+def bytes_of(kind: str) -> list[float]:
+    """The number of each byte of a float of 8 bits."""
+    if kind == "e5m2":  # the upper half of an f16
+        return [number(byte << 8, "f16") for byte in range(256)]
+    size = [(n % 8 + 8 * (n > 7)) * 2.0 ** (max(n // 8, 1) - 10) for n in range(127)] + [math.nan]
+    return [*size, *(-x for x in size)]
+
+
+def narrowed(bits: int, numbers: list[float]) -> int:
+    """The byte whose number is next, of two the even one; the largest finite one beyond it, and 0x7f for a NaN."""
+    x = number(bits, "f32")
+    if math.isnan(x):
+        return 0x7F
+    finite = [n for n in range(128) if math.isfinite(numbers[n])]
+    size = Fraction(min(abs(x), numbers[finite[-1]]))
+    return min(finite, key=lambda n: (abs(Fraction(numbers[n]) - size), n % 2)) | bits >> 24 & 0x80
 
 
 WHOLE = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}

@@ -170,7 +170,7 @@ class Definition:
     def differentiable(self, options: Options) -> tuple[str, ...]:
         """Names of the inputs that have a gradient, in their order."""
         b = self.builder(options)
-        found = (p for p in b.params if p.type.dtype.digits and not isinstance(p, ByValue))
+        found = (p for p in b.params if p.type.dtype in FLOATS and not isinstance(p, ByValue))
         return tuple(p.name for p in found if p.name not in b.constants)
 
     def by_value(self, options: Options) -> tuple[str, ...]:

@@ -140,8 +140,9 @@ class GraphBuilder(Builder):
 
         dtype=None: [M, D] has the spec's dtype, others weight's; grad=None: the input's own, or that of the spec's key
         ``grad``. An input that is not ``differentiable`` has no gradient, and neither has one of whole numbers (int8,
-        i32, i64) or truth values (bool, which are 0 and 1). For one that is ``positive``, checks, conform
-        and tune draw positive numbers; it changes no kernel. VerifyError for a dtype wider than the compute dtype.
+        i32, i64), of 8-bit floats (e4m3, e5m2) or of truth values (bool, which are 0 and 1). For one that is
+        ``positive``, checks, conform and tune draw positive numbers; it changes no kernel. VerifyError for a dtype
+        wider than the compute dtype.
         """
         stored = self.options.dtype if M in axes and D in axes else self.options.weight
         if dtype is not None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lngen.compiler.ir.types import BF16, F32, Graph
-from lngen.dtypes import DType
+from lngen.dtypes import QUANTISED, DType
 from lngen.rules import RULES
 
 Array = NDArray[Any]
@@ -31,14 +31,25 @@ def round_to(x: Array, to: DType, out: Array | None = None) -> Array:
 
     What has the digits of bfloat16 or fewer goes from float64 through a float32 rounded to odd, so that the second
     rounding meets no false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
-    Computers 57(4), 2008).
+    Computers 57(4), 2008). e4m3, e5m2 and int8 saturate (``_saturated``); other dtypes overflow.
     """
     if to.digits <= BF16.digits and x.dtype == np.float64:
         x = _to_odd_f32(x)
+    if to in QUANTISED:
+        return _saturated(x, to)
     if out is None:
         return np.asarray(x.astype(NUMPY_DTYPE[to]))
     np.copyto(out, x, casting="unsafe")
     return out
+
+
+def _saturated(x: Array, to: DType) -> Array:
+    """Numbers beyond the range become its ends, infinities too; a NaN becomes 0x7f, in int8 0: cvt.satfinite of PTX."""
+    number, least = x == x, -to.largest if to.digits else -to.largest - 1
+    near = np.clip(np.where(number, x, x.dtype.type(0)), least, to.largest)
+    if not to.digits:
+        return np.asarray(np.rint(near).astype(NUMPY_DTYPE[to]))
+    return np.where(number, near.astype(NUMPY_DTYPE[to]).view(np.uint8), np.uint8(0x7F)).view(NUMPY_DTYPE[to])
 
 
 def stored(drawn: Array, to: DType) -> Array:

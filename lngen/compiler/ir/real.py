@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lngen.compiler.ir.axes import WIDE, D, Lengths
 from lngen.compiler.ir.numerics import column_depth, row_depth
 from lngen.compiler.ir.types import F64, Eqn
-from lngen.dtypes import DType
+from lngen.dtypes import QUANTISED, DType
 
 Array = NDArray[np.floating[Any]]
 
@@ -105,9 +105,13 @@ def expand(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
 
 
 def cast(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
-    """The operand; a wide setting rounds nothing."""
+    """The operand, in the range of a dtype that saturates; a wide setting rounds nothing."""
     to, given = eqn.out.type.dtype, eqn.args[0].type.dtype
-    return args[0] if at.wide or 0 < given.digits <= to.digits else rounded(args[0], to)
+    if at.wide or 0 < given.digits <= to.digits:
+        return args[0]
+    if to in QUANTISED:
+        return rounded(Real(np.clip(args[0].value, -to.largest, to.largest), args[0].error), to)
+    return rounded(args[0], to)
 
 
 # ---- arithmetic ----

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from lngen.compiler.ir.axes import Axis, D, M, along, axes_union
 from lngen.compiler.ir.types import F32, Attrs, Type
-from lngen.dtypes import DType
+from lngen.dtypes import QUANTISED, DType
 from lngen.errors import short
 
 
@@ -113,8 +113,8 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     to = dict(attrs).get("to")
     if not isinstance(to, DType):
         raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
-    if not to.digits:
-        raise ValueError(f"a cast is to floating-point numbers, got {to}; whole numbers are inputs only")
+    if not to.digits and to not in QUANTISED:
+        raise ValueError(f"a cast is to floating-point numbers or int8, got {to}; other whole numbers are inputs only")
     return Type(to, args[0].axes)
 
 

@@ -33,6 +33,7 @@ from lngen.compiler.ir.places import downstream
 from lngen.compiler.passes.edit import substitute
 from lngen.compiler.passes.instance import cotangents, instance
 from lngen.compiler.passes.simplify import simplify
+from lngen.dtypes import QUANTISED
 from lngen.errors import DerivativeError
 
 NONE: Mapping[str, DType] = MappingProxyType({})
@@ -157,9 +158,10 @@ def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: st
 
 
 def _seed(b: Builder, result: Value) -> Value:
-    """A parameter for the cotangent of a result, in the compute dtype."""
+    """A parameter for the cotangent of a result, in the compute dtype; that of a quantised result is stored so, too."""
     name = b.exactly(f"d{result.name}", f"the cotangent of '{result.name}'")
-    seed, to = b.param(name, result.type.dtype, *result.type.axes), compute_dtype(result.type.dtype)
+    to = compute_dtype(result.type.dtype)
+    seed = b.param(name, to if result.type.dtype in QUANTISED else result.type.dtype, *result.type.axes)
     return seed if to is seed.type.dtype else b.cast(widened(name), seed, to=to)
 
 

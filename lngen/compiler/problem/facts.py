@@ -29,7 +29,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.places import depths, folds, operand_depth
 from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, suited_cluster
-from lngen.dtypes import FLOATS, READ
+from lngen.dtypes import READ, WRITTEN
 from lngen.errors import LowerError
 
 CHUNK_BYTES = 16  # the widest load of a thread
@@ -183,7 +183,7 @@ def _check_dtypes(graph: Graph) -> None:
     """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
     known = dict.fromkeys(graph.params, (READ, "read"))
     columns = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
-    known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in columns), *graph.results), (FLOATS, "write"))
+    known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in columns), *graph.results), (WRITTEN, "write"))
     for v, (dtypes, how) in known.items():
         if v.type.dtype not in dtypes:
             raise LowerError(

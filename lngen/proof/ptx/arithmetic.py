@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lngen.compiler.ir import BF16, F16, numerics
+from lngen.dtypes import DType
 from lngen.proof.ptx.opcodes import Opcode
 from lngen.proof.ptx.program import DT, DTYPES, UNSIGNED, Value
 
@@ -229,11 +230,23 @@ def _to_integer(a: Value, to: DT, rounded: Callable[[Value], Value]) -> Value:
 
 
 def convert_two(m: Opcode) -> Pure:
-    """cvt.rn.bf16x2.f32: the first operand goes into the upper half."""
-    half, f32, u4 = (BF16 if m["t"] == "bf16x2" else F16), DTYPES["f32"], UNSIGNED[4]
+    """cvt of two f32 to one register: the first operand goes into the upper half."""
+    part, f32 = DType(m["t"].removesuffix("x2")), DTYPES["f32"]
+    whole, own = UNSIGNED[2 * part.size], UNSIGNED[part.size]
 
     def fn(a: Value, b: Value) -> Value:
-        high, low = (numerics.round_to(np.asarray(v), half).view(np.uint16).astype(u4) for v in (a, b))
-        return high << np.uint32(16) | low
+        high, low = (numerics.round_to(np.asarray(v), part).view(own).astype(whole) for v in (a, b))
+        return high << whole.type(part.bits) | low
 
-    return Pure((u4,), (f32, f32), fn)
+    return Pure((whole,), (f32, f32), fn)
+
+
+def widen_two(m: Opcode) -> Pure:
+    """cvt of the two numbers of a register to two of f16."""
+    part, f16 = DType(m["s"].removesuffix("x2")), DTYPES["f16"]
+
+    def fn(a: Value) -> Value:
+        high, low = (np.asarray(a >> np.uint16(n)).astype(np.uint8).view(part.numpy()).astype(f16) for n in (8, 0))
+        return high.view(np.uint16).astype(UNSIGNED[4]) << np.uint32(16) | low.view(np.uint16)
+
+    return Pure((UNSIGNED[4],), (UNSIGNED[2],), fn)

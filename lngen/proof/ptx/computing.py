@@ -31,6 +31,7 @@ from lngen.proof.ptx.arithmetic import (
     permute,
     quotient,
     remainder,
+    widen_two,
 )
 from lngen.proof.ptx.batch import Batch
 from lngen.proof.ptx.opcodes import Opcode, read
@@ -241,6 +242,9 @@ ROWS: tuple[tuple[str, Maker], ...] = (
         convert,
     ),
     (r"cvt\.rn\.(?P<t>bf16x2|f16x2)\.f32", convert_two),
+    (r"cvt\.rn\.satfinite\.(?P<t>e4m3x2|e5m2x2)\.f32", convert_two),
+    (r"cvt\.rn\.f16x2\.(?P<s>e4m3x2|e5m2x2)", widen_two),
+    (r"cvt\.(?P<r>rni)\.sat\.(?P<t>s8)\.(?P<s>f32)", convert),
     (r"cvta(?P<to>\.to)?\.(?P<s>global|const|local|shared(?:::cta)?)\.u64", _window),
     (rf"mov\.(?P<t>{_BITS}|{_INT}|{_FLOAT})", same(lambda a: a, 1)),
 )

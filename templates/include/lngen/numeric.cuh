@@ -71,12 +71,14 @@ __device__ __forceinline__ double f64_from_bf16(bf16 v) { return f32_from_bf16(v
 
 __device__ __forceinline__ double f64_from_f16(f16 v) { return f32_from_f16(v); }
 
-// Rounds once: a float rounded to odd leaves no false tie for the second rounding (Boldo and Melquiond, 2008).
-__device__ __forceinline__ bf16 bf16_from_f64(double v) {
+// A float rounded to odd leaves no false tie for a second rounding, to fewer digits (Boldo and Melquiond, 2008).
+__device__ __forceinline__ float odd_from_f64(double v) {
     const float toward_zero = __double2float_rz(v);
     const unsigned lost = static_cast<double>(toward_zero) != v ? 1u : 0u;
-    return bf16_from_f32(v == v ? __uint_as_float(__float_as_uint(toward_zero) | lost) : toward_zero);
+    return v == v ? __uint_as_float(__float_as_uint(toward_zero) | lost) : toward_zero;
 }
+
+__device__ __forceinline__ bf16 bf16_from_f64(double v) { return bf16_from_f32(odd_from_f64(v)); }
 
 __device__ __forceinline__ f16 f16_from_f64(double v) {
     f16 r;

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lngen.compiler.ir import D, M, Type, parse
-from lngen.dtypes import FLOATS, READ, DType
+from lngen.dtypes import FLOATS, READ, WRITTEN, DType
 
 
 def test_numbers_are_those_of_numpy_and_ml_dtypes() -> None:
@@ -46,10 +46,11 @@ def test_every_row_is_a_dtype_of_graphs() -> None:
         assert parse(text).params[0].type == Type(t, (M, D))
 
 
-def test_kernels_read_rows_with_a_c_type_and_write_the_floats_among_them() -> None:
+def test_kernels_read_rows_with_a_c_type_and_write_floats_and_what_saturates() -> None:
     assert [t.value for t in FLOATS] == ["f16", "bf16", "f32", "f64"]
+    assert [t.value for t in WRITTEN] == ["f16", "bf16", "f32", "f64", "int8", "e4m3", "e5m2"]
     assert [t.value for t in DType if t.arithmetic] == ["f32", "f64"]
-    assert {*FLOATS} <= {*READ}
+    assert {*WRITTEN} <= {*READ}
     assert all(t.size for t in READ)
     for column in ("library", "ptx"):
         assert len({getattr(t, column) for t in DType} - {""}) == len(DType), column

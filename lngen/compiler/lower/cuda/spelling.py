@@ -256,7 +256,7 @@ def _stored_block(value: Value, s: Spelling, inputs: Inputs) -> Statement:
 def _computed(eqn: Eqn, inputs: Inputs, keep: Sequence[Value]) -> tuple[Statement, ...]:
     """The statement of an equation, and the one that keeps its value, which the compiler would rather recompute."""
     name = c_name(eqn.out)
-    value = name if eqn.out.type.dtype.size == 2 else f"materialised({name})"
+    value = f"materialised({name})" if eqn.out.type.dtype.arithmetic else name
     keeps = [Statement(f"{eqn.out.name}_row_[v_][i_] = {value};")] if eqn.out in keep else []
     return inputs.statement(eqn), *keeps
 
