@@ -28,6 +28,7 @@ from lngen.compiler.ir import (
 from lngen.compiler.ir.builder import Unnamed
 from lngen.compiler.ir.names import describing, fresh, of_number, widened
 from lngen.compiler.passes.edit import cse
+from lngen.dtypes import QUANTISED
 from lngen.errors import SpecError, VerifyError, short
 from lngen.files import shown
 from lngen.user_input import decimal
@@ -35,6 +36,7 @@ from lngen.user_input import decimal
 Chosen = bool | float | str
 
 LARGEST_NUMBER = 1e30  # of an option
+SCALE_MIN = 2.0**-126  # the smallest number whose reciprocal is finite
 
 
 @dataclass(frozen=True)
@@ -345,6 +347,46 @@ class GraphBuilder(Builder):
         if self.flag(name, default, f"whether {name} is an output"):
             return self.output(name, x, dtype, save)
         return None
+
+    def quantise(
+        self,
+        name: str,
+        x: Value,
+        dtype: object = DType.E4M3,
+        *,
+        scale: Value | None = None,
+        to: Axis | None = None,
+        scale_min: float = SCALE_MIN,
+    ) -> Value:
+        """The result x / scale, in e4m3, e5m2 or int8, and the result that is called ``name`` and ``_scale``, in f32.
+
+        The scale is the largest |x| of the row, or of its block ``to``, divided by the largest number of ``dtype``, and
+        ``scale_min`` at least. If an element is a NaN, so is the scale, and with it all that is divided by it. A
+        ``scale`` that is given is no result. The derivative takes the scale for a constant and passes the rounding, as
+        a straight-through estimator does. VerifyError for another dtype, a ``scale_min`` that is not above 0, or a
+        given scale and ``to``.
+        """
+        stored = self._declared(name, dtype)
+        self._check_quantised(name, stored, scale, to, scale_min)
+        if scale is not None:
+            return self.output(name, self.record("div", x, self.stop_gradient(scale)), stored)
+        largest = self.max(self.record("abs", x), to=to)
+        ratio = self.record("maximum", self.record("div", largest, stored.largest), scale_min)
+        kept = self.named(f"{name}_scale", self.record("cast", self.stop_gradient(ratio), to=DType.F32))
+        used = kept if self.compute is DType.F32 else self.record("cast", kept, to=self.compute)
+        q = self.output(name, self.record("div", x, used), stored)
+        self.output(f"{name}_scale", kept, DType.F32)
+        return q
+
+    def _check_quantised(self, name: str, dtype: DType, scale: Value | None, to: Axis | None, scale_min: float) -> None:
+        """VerifyError for what ``quantise`` does not take."""
+        what = f"graph @{self.name}: the quantised output '{name}' is expected"
+        if dtype not in QUANTISED:
+            raise VerifyError(f"{what} in one of {', '.join(map(str, QUANTISED))}, got {dtype}.")
+        if scale is not None and to is not None:
+            raise VerifyError(f"{what} with a given scale or with one for each block, got scale= and to=.")
+        if not DType.F32.least <= scale_min <= DType.F32.largest:
+            raise VerifyError(f"{what} with a scale_min of f32 above 0, got {scale_min!r}.")
 
     def _declared(self, name: str, dtype: object) -> DType:
         """The dtype that an input or output declares, by any name that ``DType.of`` takes."""

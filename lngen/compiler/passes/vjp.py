@@ -12,6 +12,7 @@ import numpy as np
 
 from lngen.compiler.ir import (
     DEFAULT_EPS,
+    F32,
     OPS,
     WIDE,
     Builder,
@@ -146,7 +147,7 @@ def _check_derivatives(graph: Graph, wanted: set[Value]) -> None:
 
 def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: str) -> Value:
     for v in values:
-        if v.name == name and v.type.dtype.digits:
+        if v.name == name and (v.type.dtype.digits or (kind == "result" and v.type.dtype in QUANTISED)):
             return v
         if v.name == name:
             raise DerivativeError(
@@ -158,10 +159,10 @@ def _find(graph: Graph, key: str, kind: str, values: tuple[Value, ...], name: st
 
 
 def _seed(b: Builder, result: Value) -> Value:
-    """A parameter for the cotangent of a result, in the compute dtype; that of a quantised result is stored so, too."""
+    """A parameter for the cotangent of a result, in the compute dtype; that of a quantised result is stored in f32."""
     name = b.exactly(f"d{result.name}", f"the cotangent of '{result.name}'")
     to = compute_dtype(result.type.dtype)
-    seed = b.param(name, to if result.type.dtype in QUANTISED else result.type.dtype, *result.type.axes)
+    seed = b.param(name, F32 if result.type.dtype in QUANTISED else result.type.dtype, *result.type.axes)
     return seed if to is seed.type.dtype else b.cast(widened(name), seed, to=to)
 
 
