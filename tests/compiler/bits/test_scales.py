@@ -16,6 +16,7 @@ from lngen.compiler.problem import problem
 from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import QUANTISED
+from lngen.proof.check.differences import gradient_excess
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
 
@@ -162,6 +163,12 @@ def test_a_gradient_passes_straight_through(dtype: DType) -> None:
     dq = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
     found = interpret(spec_of(quantised(dtype), 8, way="bwd").graph(), {"dq": dq, "x": x})
     assert np.array_equal(found["dx"], dq / scale)
+
+
+@pytest.mark.parametrize("block", [0, 8])
+def test_a_check_differentiates_what_the_cast_passes(block: int) -> None:
+    """The largest element lies at the end of the range; a difference over it would see half of its slope."""
+    assert max(gradient_excess(spec_of(quantised(DType.E4M3, block), 32, way="bwd")).values()) < 1
 
 
 def test_in_f64_the_scale_that_is_stored_divides() -> None:
