@@ -107,3 +107,4 @@ READ = tuple(t for t in DType if t.ctype)  # by kernels
 FLOATS = tuple(t for t in READ if t.digits and t.bits > 8)  # the dtypes of specs and gradients
 QUANTISED = DType.INT8, DType.E4M3, DType.E5M2  # a cast to them saturates
 WRITTEN = *FLOATS, *QUANTISED  # by kernels
+BYTES = DType.E4M3, DType.E5M2  # also taken as uint8, where a library of arrays lacks them

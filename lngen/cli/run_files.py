@@ -1,7 +1,7 @@
 """``lngen run``: applies a kernel to .npy files.
 
 Names, dtypes and shapes of the files are checked. Leading dimensions become rows. The format has no bfloat16, which is
-stored as uint16: the upper half of the float32 with the same value.
+stored as uint16: the upper half of the float32 with the same value. Floats of 8 bits are stored as uint8.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from lngen.cli.shared_options import Finite, on_option, overlap_option, schedule
 from lngen.compiler.compile import Compilation
 from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, RUN, WIDE, D, DType, Lengths, M, Value, values_of
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.ir import RUN, WIDE, D, Lengths, M, Value, values_of
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, PLAIN_DTYPE, Array
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, CheckError, short
 from lngen.files import opened, shown, write_all
@@ -121,8 +121,7 @@ HEADER_READERS = {
     (2, 0): np.lib.format.read_array_header_2_0,
     (3, 0): np.lib.format.read_array_header_2_0,  # for the header of numbers, which is ASCII, both are the same
 }
-_TRAVELS = {t: np.dtype(np.uint16) if t is BF16 else NUMPY_DTYPE[t] for t in DType}
-_NAMES = {t: f"{_TRAVELS[t]}" + (" (bf16 travels as uint16)" if t is BF16 else "") for t in DType}
+_NAMES = {t: f"{own}" + (f" ({t} travels as {own})" if own != NUMPY_DTYPE[t] else "") for t, own in PLAIN_DTYPE.items()}
 
 
 def parse_files(texts: Sequence[str], option: str, known: Sequence[str]) -> dict[str, Path]:
@@ -175,8 +174,9 @@ def _header(value: Value, path: Path) -> Header:
     with _named(value, path):
         header = read_header(path)
     dtype = value.type.dtype
-    # numpy.save writes the bfloat16 of ml_dtypes as two opaque bytes.
-    if header.dtype != _TRAVELS[dtype] and not (dtype is BF16 and header.dtype == np.dtype("V2")):
+    # numpy.save writes numbers of ml_dtypes as opaque bytes.
+    opaque = PLAIN_DTYPE[dtype] != NUMPY_DTYPE[dtype] and header.dtype == np.dtype(f"V{dtype.size}")
+    if header.dtype != PLAIN_DTYPE[dtype] and not opaque:
         raise ArrayError(f"'{value.name}': '{path}' is expected to hold {_NAMES[dtype]}, got {header.dtype}.")
     return header
 
@@ -218,7 +218,7 @@ def as_file(value: Value, array: Array, leading: tuple[int, ...]) -> bytes:
     of_rows = leading if value.type.along(M) else ()
     shape = of_rows + (array.shape[-1:] if value.type.along(D) else ())
     buffer = io.BytesIO()
-    np.save(buffer, array.view(_TRAVELS[value.type.dtype]).reshape(shape), allow_pickle=False)
+    np.save(buffer, array.view(PLAIN_DTYPE[value.type.dtype]).reshape(shape), allow_pickle=False)
     return buffer.getvalue()
 
 

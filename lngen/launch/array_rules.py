@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Optional
 
+from ..dtypes import BYTES
 from ..errors import ArrayError
 from ..rules import Distance
 from .arrays import Layout
@@ -62,7 +63,7 @@ def check_layout(
     ``host``: what else may be passed for arrays on the CPU, the end of a sentence.
     """
     own, shape, _, where = layout
-    if dtype != value.dtype:
+    if dtype != value.dtype and not are_bytes(value, own):
         raise ArrayError(
             f"'{value.name}' is expected to be {value.dtype}, got {own}; cast it, or compile for its dtype."
         )
@@ -75,6 +76,11 @@ def check_layout(
         )
     if where != device:
         raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
+
+
+def are_bytes(value: Tensor, own: Any) -> bool:
+    """True for NumPy's uint8, also CuPy's, where floats of 8 bits are expected."""
+    return value.dtype in BYTES and str(own) == "uint8"
 
 
 def check_rows(value: Tensor, layout: Layout) -> None:

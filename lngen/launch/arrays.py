@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ..dtypes import READ
+from ..dtypes import BYTES, READ
 from ..errors import ArrayError, MissingError
 from ..files import load_cupy
 
@@ -99,6 +99,8 @@ class CuPy:
             raise MissingError("GPU arrays need CuPy; install it: pip install cupy-cuda13x, or cupy-cuda12x.") from e
         self.to_numpy = {t.value: t.numpy() for t in READ}
         self.from_numpy = {own: dtype for dtype, own in self.to_numpy.items()}
+        # No function of CuPy's has floats of 8 bits.
+        self.new_as = {**self.to_numpy, **{t.value: "uint8" for t in BYTES}}
         self.current_device = cupy.cuda.runtime.getDevice  # the device of an empty array, which has no memory
         self.current_stream = cupy.cuda.get_current_stream
 
@@ -146,7 +148,7 @@ class CuPy:
     def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
         def make() -> Any:
             with self.cupy.cuda.Device(device):
-                return self.cupy.empty(tuple(shape), self.to_numpy[dtype])
+                return self.cupy.empty(tuple(shape), self.new_as[dtype])
 
         return make
 

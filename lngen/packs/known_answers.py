@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, WIDE, DType, M, Value
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
+from lngen.compiler.ir import WIDE, DType, M, Value
+from lngen.compiler.ir.numerics import FROM_NUMPY, PLAIN_DTYPE, Array, stored
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
 
@@ -25,7 +25,7 @@ TABLE = "vectors.json"
 ELEMENTS = 2**16  # of an [M, D] tensor, unless two rows have more
 SPECIAL = "special"  # the case whose first rows have NaN, infinity and other special numbers
 
-_NPY_RULE = "NumPy's format, version 1.0; bf16, which it lacks, as uint16: the upper half of the float32"
+_NPY_RULE = "NumPy's format, version 1.0; bf16, which it lacks, as uint16: the upper half of the float32; fp8 as uint8"
 _BIN_RULE = "the elements alone, little-endian, the last axis fastest; a file has no bytes if an axis has length 0"
 _EQUAL_RULE = "a result is right if its bits are these; where these are a NaN, any NaN is right"
 _SPECIAL_RULE = (
@@ -103,12 +103,13 @@ def _tensor(value: Value, array: Array, role: str, folder: str, files: dict[str,
 
 
 def _portable(array: Array) -> Array:
-    """The same numbers, contiguous and little-endian, bf16 as uint16, and every NaN the positive quiet one.
+    """The same numbers, contiguous and little-endian, in NumPy's own dtypes, and every NaN the positive quiet one.
 
-    Processors differ in the NaN that an operation makes.
+    Processors differ in the NaN that an operation makes; a cast to a float of 8 bits makes one of them.
     """
-    numbers = array if array.dtype.kind in "biu" else np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
-    bits = numbers.view(np.uint16) if numbers.dtype == NUMPY_DTYPE[BF16] else numbers
+    whole = array.dtype.kind in "biu" or array.itemsize == 1
+    numbers = array if whole else np.where(np.isnan(array), np.array(np.nan, array.dtype), array)
+    bits = numbers.view(PLAIN_DTYPE[FROM_NUMPY[array.dtype]])
     return np.asarray(bits.astype(bits.dtype.newbyteorder("<"), order="C"))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from lngen.dtypes import READ
 
 DTYPES = {t.value: (f"u{t.size}", t.digits) for t in READ}  # bits, digits of a significand
+SCALES = {"e4m3": 256.0, "e5m2": 1.0}  # with the same bits, f16 numbers are so much smaller
 PARTS = 16  # of a result, with a checksum each, which tell where it differs
 RUNS, WARM_UP = 100, 10
 
@@ -59,14 +60,34 @@ def drawn(seed: int, name: str, dtype: str, shape: Sequence[int], low: float, hi
     numbers = (numbers.view(np.uint64) & np.uint64(2**64 - 2 ** (53 - digits))).view(np.float64)
     if dtype == "bf16":  # the upper half of f32
         return (numbers.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16).reshape(shape)
+    if kind == "u1":
+        half = (numbers / SCALES[dtype]).astype(np.float16).view(np.uint16)
+        return (half >> 8 & 0x80 | half >> 11 - digits & 0x7F).astype(np.uint8).reshape(shape)
     return numbers.astype(f"f{kind[1]}").view(kind).reshape(shape)
+
+
+def numbers_of(bits: Any, dtype: str) -> Any:
+    """What the bits of a result stand for."""
+    digits = DTYPES[dtype][1]
+    if not digits:
+        return bits.view(f"i{bits.itemsize}")
+    if dtype == "bf16":
+        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if bits.itemsize > 1:
+        return bits.view(f"f{bits.itemsize}")
+    half = bits.astype(np.uint16)
+    halves = ((half & 0x80) << 8 | (half & 0x7F) << 11 - digits).view(np.float16)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        numbers = halves.astype(np.float32) * np.float32(SCALES[dtype])
+    return np.where(half & 0x7F == 0x7F, np.float32(np.nan), numbers)
 
 
 def identity(bits: Any, dtype: str) -> tuple[str, str]:
     """The sha256 of a result, and the CRC-32 of each of its parts. Every NaN counts as the same one."""
     kind, digits = bits.dtype.type, DTYPES[dtype][1]
     largest = 2 ** (8 * bits.itemsize - 1) - 1
-    nan = (bits & kind(largest)) > kind(largest + 1 - 2 ** (digits - 1))  # above infinity
+    infinity = largest - 1 if dtype == "e4m3" else largest + 1 - 2 ** (digits - 1)  # or what is next to a NaN
+    nan = (bits & kind(largest)) > kind(infinity)
     same = np.where(nan, kind(largest), bits).reshape(-1)
     parts = [f"{zlib.crc32(part.tobytes()):08x}" for part in np.array_split(same, PARTS)]
     return hashlib.sha256(same.tobytes()).hexdigest(), "".join(parts)
@@ -79,8 +100,7 @@ def compared(bits: Any, dtype: str, sha256: str, parts: str) -> str:
         return "same bits"
     ends = [f"{p[0]} to {p[-1]}" for p in np.array_split(np.arange(bits.size), PARTS) if p.size]
     where = [end for n, end in enumerate(ends) if own[8 * n : 8 * n + 8] != parts[8 * n : 8 * n + 8]]
-    wide = bits.astype(np.uint32) << np.uint32(16) if dtype == "bf16" else bits
-    numbers = wide.view(f"f{wide.itemsize}")
+    numbers = numbers_of(bits, dtype)
     finite = numbers[np.isfinite(numbers)]
     values = f"{finite.min():g} to {finite.max():g}" if finite.size else "none finite"
     return (

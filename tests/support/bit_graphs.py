@@ -23,6 +23,15 @@ def block_scaled(b: GraphBuilder) -> None:
     b.output("scale", scale, dtype="f32")
 
 
+def quantised(b: GraphBuilder) -> None:
+    """A scale for each block of 32 features, one for the row, and a given one; an input of 8 bits."""
+    x, bias = b.input("x", M, D), b.input("bias", D, dtype="e5m2")
+    y = x * (b.mean(x * x) + b.eps()).rsqrt() + bias
+    b.quantise("q", y, "e4m3", to=b.axis("B", D / 32))
+    b.quantise("n", y, "int8")
+    b.quantise("whole", y, "e5m2", scale=b.input("s", dtype="f32", differentiable=False))
+
+
 def placed(b: GraphBuilder) -> None:
     """Places beside column sums, in results by column, and in a number."""
     x, gamma = b.input("x", M, D), b.input("gamma", D)
@@ -223,8 +232,8 @@ def sums(count: int) -> Callable[[GraphBuilder], None]:
 
 
 _LISTED = (
-    plain, block_scaled, group_normed, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice, crossed,
-    early_and_late, stream, twice, hostile, numbers_of_rows, result_alone, weights_alone, statistic_of_columns,
+    plain, block_scaled, quantised, group_normed, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice,
+    crossed, early_and_late, stream, twice, hostile, numbers_of_rows, result_alone, weights_alone, statistic_of_columns,
     without_effect, clashing, largest, norm_and_sum, two_norms, norms_apart, two_kinds, chained, *NUMPY, *BACKWARD,
 )  # fmt: skip
 DEFINITIONS = {f.__name__: Definition(f.__name__, f) for f in _LISTED}

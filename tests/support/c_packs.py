@@ -25,6 +25,7 @@ OTHERS = [
     "rmsnorm.fwd:d=64,dtype=bf16,strides=2", "rmsnorm.bwd:d=64,dtype=bf16,strides=2,accumulate=gamma",
     "l2norm.fwd:d=40,dtype=f32,guard=max,eps=run", "l2norm.bwd:d=40,dtype=f32,guard=max,eps=run",
     spec_of("block_scaled.fwd:d=512,dtype=bf16"), spec_of("class_loss.fwd:d=96,dtype=bf16"),
+    spec_of("quantised.fwd:d=512,dtype=bf16"),
 ]  # fmt: skip
 SPECIAL = {  # spec: schedule, archs
     "layernorm.bwd:d=128,dtype=bf16": (ONE_LAUNCH, "sm_80,sm_90"),
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any]]] = {
         {"layout": HEADS},
     ),
     "blocks of features": ("block_scaled_forward", "block_scaled.fwd:d=512,dtype=bf16", 5, {"layout": APART}),
+    "results of 8 bits": ("quantised_forward", "quantised.fwd:d=512,dtype=bf16", 5, {"layout": APART}),
     "blocks of features, no rows": ("block_scaled_forward", "block_scaled.fwd:d=512,dtype=bf16", 0, {}),
     "class indices": ("class_loss_forward", "class_loss.fwd:d=96,dtype=bf16", 5, {"layout": APART}),
     "eps of the call": (

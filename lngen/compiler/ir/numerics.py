@@ -24,6 +24,8 @@ Array = NDArray[Any]
 
 NUMPY_DTYPE: dict[DType, np.dtype[Any]] = {dtype: dtype.numpy() for dtype in DType}
 FROM_NUMPY = {own: dtype for dtype, own in NUMPY_DTYPE.items()}
+# NumPy's own, for files: unsigned integers of the same bits for a dtype of ml_dtypes.
+PLAIN_DTYPE = {t: own if own.isbuiltin == 1 else np.dtype(f"u{own.itemsize}") for t, own in NUMPY_DTYPE.items()}
 
 
 def round_to(x: Array, to: DType, out: Array | None = None) -> Array:

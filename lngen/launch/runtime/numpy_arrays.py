@@ -11,12 +11,12 @@ import numpy as np
 
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import Graph, M, Value, bits_of, values_of
+from lngen.compiler.ir import DType, Graph, M, Value, bits_of, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.errors import ArrayError
 from lngen.files import load_cupy
 from lngen.launch.array_call import ArrayCall
-from lngen.launch.array_rules import Placed, Span, check_layout, replaced
+from lngen.launch.array_rules import Placed, Span, are_bytes, check_layout, replaced
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.signature import Tensor
 
@@ -51,7 +51,7 @@ def run_on_host(
     }
     results = interpret(graph, {**flat, **({} if eps is None else values_of(graph, eps))})
     shaped = [results[t.name].reshape(t.shape(rows, d)) for t in call.outputs]
-    for target, result in zip(given, shaped, strict=True):
+    for target, result in zip(numpy[count:], shaped, strict=True):
         if target is not None:
             target[...] = result
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
@@ -62,7 +62,7 @@ def _placed(array: Array | None) -> Placed:
 
 
 def _as_numpy(tensor: Tensor, array: Any, like: str) -> Array | None:
-    """A plain array on the same memory, also for a memmap; None stays None."""
+    """A plain array on the same memory, also for a memmap; of bytes the floats that they are. None stays None."""
     if isinstance(array, np.ma.MaskedArray):
         raise ArrayError(f"'{tensor.name}' is a masked array, and its mask would be lost; pass array.filled().")
     if array is not None and not isinstance(array, np.ndarray):
@@ -70,6 +70,8 @@ def _as_numpy(tensor: Tensor, array: Any, like: str) -> Array | None:
             f"'{tensor.name}' is expected to be a NumPy array like '{like}', got "
             f"{type(array).__module__}.{type(array).__name__}."
         )
+    if array is not None and are_bytes(tensor, array.dtype):
+        return np.asarray(array).view(NUMPY_DTYPE[DType(tensor.dtype)])
     return None if array is None else np.asarray(array)
 
 
