@@ -120,19 +120,28 @@ def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.T
     return [tensors[0].new_empty(v.shape(lead, one.spec.d), dtype=TO_TORCH[v.dtype]) for v in one.results]
 
 
+# PyTorch's dtypes that NumPy lacks, as those of ml_dtypes and as PyTorch's whole numbers of the same bits.
+LACKED = {
+    torch.bfloat16: (ml_dtypes.bfloat16, torch.int16),
+    torch.float8_e4m3fn: (ml_dtypes.float8_e4m3fn, torch.int8),
+    torch.float8_e5m2: (ml_dtypes.float8_e5m2, torch.int8),
+}
+
+
 def _to_numpy(tensor: torch.Tensor) -> Any:
     """A view by DLPack: Tensor.numpy() would forbid to resize the storage, which FSDP does."""
-    if tensor.dtype == torch.bfloat16:
-        return np.from_dlpack(tensor.view(torch.int16)).view(ml_dtypes.bfloat16)
+    if tensor.dtype in LACKED:
+        own, whole = LACKED[tensor.dtype]
+        return np.from_dlpack(tensor.view(whole)).view(own)
     return np.from_dlpack(tensor)
 
 
 def _to_torch(array: Any, shape: Sequence[int]) -> Any:
     """A tensor that autograd takes for no view, so that it can be modified in place."""
     if isinstance(array, np.ndarray):
-        narrow = array.dtype == ml_dtypes.bfloat16
-        array = torch.from_numpy(array.view(np.int16) if narrow else array)
-        array = array.view(torch.bfloat16).clone() if narrow else array
+        to = next((t for t, (own, _) in LACKED.items() if array.dtype == own), None)
+        array = torch.from_numpy(array if to is None else array.view(f"i{array.itemsize}"))
+        array = array if to is None else array.view(to).clone()
     if not array.numel():
         return array.new_empty(shape)  # an array without elements has any strides
     return torch.ops.aten._unsafe_view(array, shape)

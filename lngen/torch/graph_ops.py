@@ -20,8 +20,9 @@ from torch.autograd import forward_ad
 
 from lngen.compiler.graphs import GRAPHS, Definition, Options
 from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value
+from lngen.compiler.ir.places import downstream
 from lngen.compiler.spec import Spec, make_spec
-from lngen.dtypes import FLOATS
+from lngen.dtypes import FLOATS, QUANTISED
 from lngen.errors import ArrayError, SpecError, VerifyError
 from lngen.launch.array_rules import arranged
 from lngen.launch.direct import TO_TORCH
@@ -41,6 +42,7 @@ class GraphOps:
     axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
               the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers
     defaults  of the options
+    quantises a result has 8 bits, and no gradient
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
 
@@ -61,6 +63,7 @@ class GraphOps:
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
         self.optional = {name for name in self.inputs if whole and name in self.defaults}
         self.outputs = [v.name for v in plain.results]
+        self.quantises = any(v.type.dtype in QUANTISED for v in plain.results)
         self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
         tensors = ", ".join(f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in self.inputs)
@@ -131,11 +134,12 @@ class GraphOps:
     def _save(self, ctx: Any, inputs: Given, keyword_only_inputs: Mapping[str, Any], output: Any) -> None:
         """Keep what the backward takes for the gradients that are needed."""
         forward = self.side(inputs, keyword_only_inputs["keys"])
-        ctx.mark_non_differentiable(*output[len(forward.spec.differentiated) :])
+        passing = passing_of(forward.spec)
+        ctx.mark_non_differentiable(*[t for r, t in zip(forward.results, output, strict=True) if r.name not in passing])
         ctx.set_materialize_grads(False)
         wrt = [name for name, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
         ctx.lngen = forward, keyword_only_inputs.get("eps", 0.0), wrt
-        whole = side(backward_text(forward.spec, wrt, forward.spec.differentiated))
+        whole = side(backward_text(forward.spec, wrt, passing))
         known = {
             **dict(zip(self.inputs, inputs, strict=True)),
             **dict(zip((r.name for r in forward.results), output, strict=True)),
@@ -200,6 +204,25 @@ def bound(name: str, spec: Spec, inputs: Sequence[Any], named: Mapping[str, Any]
         return arranged(name, names, inputs, named, partial(about_input, spec))
     except ArrayError as error:
         raise TorchError(str(error)) from error
+
+
+def passing_of(spec: Spec) -> tuple[str, ...]:
+    """The outputs that have a gradient: all, or of a graph that quantises those that pass one to an input.
+
+    TorchError if there is none.
+    """
+    graph = spec.forward()
+    if all(r.type.dtype not in QUANTISED for r in graph.results):
+        return spec.differentiated
+    reached = downstream([e for e in graph.eqns if e.op != "stop_gradient"], graph.tensors)
+    reached -= {r for r in graph.results if r.type.dtype in QUANTISED}
+    found = tuple(r.name for r in graph.results if r in reached and r.name in spec.differentiated)
+    if not found:
+        raise TorchError(
+            f"an input requires grad, but no result of the graph '{spec.graph_name}' has a gradient; make the value "
+            "that is quantised a result, too, or pass the inputs detached."
+        )
+    return found
 
 
 def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:

@@ -42,5 +42,10 @@ class Direct(direct.Direct):
     def prepare(
         self, ops: GraphOps, tensors: Sequence[Tensor | None], fixed: Any, keys: str, eps: float
     ) -> Sequence[Tensor] | None:
-        """The outputs of the first call of its kind; None if it has to go the dispatcher's way."""
+        """The outputs of the first call of its kind; None if it has to go the dispatcher's way.
+
+        Of results that differ in having a gradient the dispatcher knows.
+        """
+        if ops.quantises and any(t is not None and t.requires_grad for t in tensors):
+            return None
         return self.prepared(lambda given: OfGraph(ops, keys, given), tensors, fixed, eps)
