@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-import lngen
-from bits import spec_of
 from c_driver import Bridge
 from c_launcher import begin
 from c_library import CLibrary
-from calls import ALL
+from calls import pack
 from fake_arrays import ArraysOf, FakeArray
 from fake_driver import FakeDriver
 from fake_images import cubins_of_ptx
@@ -30,8 +28,7 @@ pytest.importorskip("cupy")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("calls") / "pack"
     with cubins_of_ptx():
-        lngen.build([spec_of(text) for text in ALL], out, arch="sm_90", rows="1", emit="ptx,cubin,c")
-    return out
+        return pack(out, "sm_90", "ptx,cubin")
 
 
 @pytest.fixture(scope="session")

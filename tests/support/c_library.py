@@ -29,8 +29,7 @@ class CLibrary:
         self.dtypes = {name[6:].lower(): value for name, value in _enum(text, "lngen_dtype").items()}
         found = re.findall(r"typedef struct lngen_(\w+)_args \{(.*?)\}", text, re.DOTALL)
         self.structs = {group: _structure(group, body) for group, body in found}
-        copy = next(c for n in itertools.count() if not (c := library.with_suffix(f".{n}.so")).exists())
-        self._of = ctypes.CDLL(str(shutil.copy(library, copy)))
+        self._of = ctypes.CDLL(str(copy_of(library)))
         self._of.lngen_last_error.restype = ctypes.c_char_p
 
     @classmethod
@@ -55,6 +54,12 @@ class CLibrary:
     def supported(self, graph: str, d: int, dtype: str, device: int = 0) -> bool:
         """Whether a device has kernels for them."""
         return bool(self._of.lngen_supported(graph.encode(), ctypes.c_int64(d), self.dtypes[dtype], device))
+
+
+def copy_of(library: Path) -> Path:
+    """A file of its own, as a process loads a file once."""
+    copy = next(c for n in itertools.count() if not (c := library.with_suffix(f".{n}.so")).exists())
+    return Path(shutil.copy(library, copy))
 
 
 def _enum(text: str, name: str) -> dict[str, int]:

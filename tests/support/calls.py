@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import Spec
 from lngen.dtypes import READ
 from lngen.launch.signature import Signature
+from lngen.packs.build import build
 from lngen.proof.check.inputs import POISON, mismatches, random_inputs
 
 ALIGNED = 256  # bytes, of which every memory begins at a multiple
@@ -184,6 +186,25 @@ def spec(name: str, way: str = "fwd") -> str:
 
 ALL = [spec(name, way) for name in SPECS for way in ("fwd", "bwd")[: 1 + (name not in NO_BACKWARD)]]
 
+ONE_LAUNCH = "layernorm.bwd:d=128,dtype=bf16"
+CLUSTERS = "layernorm.fwd:d=16384,dtype=bf16"
+CLAIMED = "layernorm.fwd:d=1024,dtype=bf16"
+SCHEDULES = {  # of GPUs of 9.0, for launches that default schedules of few rows lack
+    ONE_LAUNCH: "form=registers,threads=16,rows_per_block=64,vec=8,prefetch=yes,single_launch=yes",
+    CLUSTERS: "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=4,tma_store=yes",
+    CLAIMED: "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=3,dynamic=yes,cached_weights=yes",
+}
+
+
+def pack(folder: Path, arch: str, emit: str) -> Path:
+    """A pack of the table's specs, with a C library."""
+    for text, schedule in SCHEDULES.items() if arch == "sm_90" else ():
+        build([text], folder, arch=arch, schedule=schedule, emit=emit)
+    forward = ONE_LAUNCH.replace("bwd", "fwd")
+    build([*map(spec_of, ALL), forward], folder, arch=arch, rows="1", emit=f"{emit},c")
+    return folder
+
+
 HEADS, TOKENS = 3, 2
 PACKED = (3 * HEADS * 64, 64, 1)  # strides of q, k and v in a projection
 
@@ -256,6 +277,8 @@ def heads() -> Iterator[tuple[str, Call]]:
     yield "heads first", Call(forward, lead, {"x": Place("x", 0, (64, 64 * TOKENS, 1))})
     yield "the same rows for each token", Call(forward, lead, {"x": Place("x", 0, (0, 64, 1))})
     yield "heads backwards", Call(forward, lead, {"x": Place("x", 0, (512, -64, 1))})
+    at = {"x": Place("x", 0, (512, 256, 64, 1))}
+    yield "tokens of two dimensions", Call(forward, (2, 2, 2), {**at, "y": Place("y", 0, (1024, 512, 72, 1))})
     yield "no tokens", Call(forward, (0, HEADS), {"x": packed("qkv")})
     for more in (8, -8, 64, HEADS * 64 - 8, PACKED[0]):
         at = {"x": packed("qkv"), "y": packed("qkv", 0, more)}
@@ -263,6 +286,14 @@ def heads() -> Iterator[tuple[str, Call]]:
     yield "rows that interleave", Call(forward, lead, {"y": Place("y", 0, (56, 64, 1))}, refused="own rows")
     at = {"x": Place("x", 0, (1024, 384, 192, 1)), "y": Place("y", 0, (1024, 512, 72, 1))}
     yield "distances that change elsewhere", Call(forward, (2, 2, 2), at, refused="cut")
+
+
+def scheduled() -> Iterator[tuple[str, Call]]:
+    """Launches that count in their workspace, or of clusters."""
+    yield "one launch", Call(ONE_LAUNCH, (70,))
+    yield "one launch, no rows", Call(ONE_LAUNCH, (0,))
+    yield "clusters", Call(CLUSTERS, (2,))
+    yield "claimed rows", Call(CLAIMED, (8,))
 
 
 def numbers() -> Iterator[tuple[str, Call]]:
@@ -333,7 +364,7 @@ def arrays() -> Iterator[tuple[str, Call]]:
     yield "rows at two distances", Call(forward, (2, 3), {"x": Place("x", 0, (1024, 64, 1))}, refused="distance")
 
 
-PARTS = of_every_spec, layouts, heads, numbers, overlaps, arrays
+PARTS = of_every_spec, layouts, heads, scheduled, numbers, overlaps, arrays
 TABLE = {name: call for part in PARTS for name, call in part()}
 
 # Every result is given, and so can be looked at after a graph has run.
@@ -341,5 +372,7 @@ GIVEN = {
     "forward": Call(spec("f32"), at={n: Place(n) for n in ("y", "mean", "rstd")}),
     "forward, y alone": Call(spec("f32"), at={"y": Place("y")}),
     "backward": Call(spec("bf16", "bwd"), at={n: Place(n) for n in ("dx", "dgamma", "dbeta")}),
+    "one launch": Call(ONE_LAUNCH, (70,), {n: Place(n) for n in ("dx", "dgamma", "dbeta")}),
+    "claimed rows": Call(CLAIMED, (8,), {n: Place(n) for n in ("y", "mean", "rstd")}),
     "eps": Call(spec("max"), at={n: Place(n) for n in ("y", "rnorm")}, eps=0.5),
 }

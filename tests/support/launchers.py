@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -14,8 +13,8 @@ import numpy as np
 
 import lngen
 from bits import spec_of
-from c_library import CLibrary
-from calls import Call, Memory, signature
+from c_library import CLibrary, copy_of
+from calls import SCHEDULES, Call, Memory, signature
 from fake_driver import FakeDriver
 from lngen.compiler.ir.numerics import Array
 from lngen.dtypes import DType
@@ -31,7 +30,7 @@ REFUSED = {
     "overlap": ("is written to, but shares memory with", "OVERLAP", "shares memory with"),
     "results": ("are both written to, but share memory", "OVERLAP", "shares memory with"),
     "own rows": ("is written to, but its (rows|elements) (overlap|share|interleave)", "BAD_STRIDE", "overlap"),
-    "cut": ("rows at two distances that change at the same", "", ""),
+    "cut": ("rows at two distances that change at the same", "", "rows at two distances at most, which change at one"),
     "eps": ("expects eps to be a finite number, got", "BAD_EPS", "eps is expected to be finite"),
     "no number": ("expects eps to be a finite number, got", "", "eps is expected to be a number"),
     "eps is missing": ("expects eps in every call, which is missing", "", r"workspace=None, eps\), got"),
@@ -55,11 +54,11 @@ class Refusal(Exception):
 class Host:
     """The memories of a call at aligned addresses of the host, which are memory of a fake GPU meanwhile."""
 
-    def __init__(self, gpu: FakeDriver, memory: Memory) -> None:
-        self.gpu, self.memory = gpu, memory
+    def __init__(self, gpu: FakeDriver, memory: Memory, device: int = 0) -> None:
+        self.gpu, self.memory, self.device = gpu, memory, device
         self._bytes = {name: _aligned(content) for name, content in memory.before.items()}
         for name, content in self._bytes.items():
-            gpu.maps_array(content, name)
+            gpu.maps_array(content, name, device=device)
 
     def close(self) -> None:
         for content in self._bytes.values():
@@ -91,7 +90,7 @@ class Host:
 
     def room(self, size: int) -> int:
         """The address of new memory that is not zero."""
-        address = self.gpu.memories.allocate(0, size)
+        address = self.gpu.memories.allocate(self.device, size)
         self.gpu.memories.put(address, bytes([POISON]) * size)
         return address
 
@@ -222,7 +221,9 @@ def inputs_of_forward(memory: Memory) -> dict[str, Array]:
 
 def compiled(text: str) -> Any:
     """A norm that compiles."""
-    options = dict(part.split("=") for part in text.partition(":")[2].split(","))
+    options: dict[str, Any] = dict(part.split("=") for part in text.partition(":")[2].split(","))
+    if text in SCHEDULES:
+        options["schedule"] = {spec_of(text).direction: SCHEDULES[text]}
     return lngen.compile(spec_of(text).definition, d=int(options.pop("d")), **options)
 
 
@@ -284,8 +285,66 @@ class Packed(Compiled):
 # ---- C, and TVM FFI ----
 
 
+class CCall:
+    """A call of the C library of a pack, of which every result is given.
+
+    group    its function, without lngen_
+    fields   of the function's structure
+    """
+
+    def __init__(self, library: CLibrary, group: str, memory: Memory, host: Any, device: int = 0) -> None:
+        self.library, self.group, self.memory, self.host, self.device = library, group, memory, host, device
+        call, d = memory.call, memory.spec.d
+        fields: dict[str, Any] = {"d": d, "dtype": library.dtypes[str(memory.spec.dtype)], "rows": call.rows}
+        fields |= {} if call.eps is None else {"eps": float(call.eps)}
+        for name, laid in memory.laid.items():
+            fields[name] = None if name in call.absent else host.address(name)
+            if laid.shape[-1:] == (d,) and len(laid.shape) > 1:
+                fields |= self._distances(name, laid.strides)
+        self.fields = {name: fields.get(name, 0) for name, _ in library.structs[group]._fields_}
+
+    def _distances(self, name: str, strides: tuple[int, ...]) -> dict[str, int]:
+        """Rows at one distance, or at two, of which the last dimension has the inner."""
+        if "strides=2" not in self.memory.call.spec:
+            return {f"{name}_stride": strides[-2]}
+        inner = self.memory.call.lead[-1]
+        return {"inner": inner, f"{name}_outer_stride": strides[0], f"{name}_stride": strides[-2]}
+
+    def prepare(self, stream: int = 0) -> None:
+        """Gives the call a workspace, if it needs one."""
+        size = ctypes.c_size_t()
+        arguments = self.library.structs[self.group](**self.fields)
+        _ok(self.library.call(f"{self.group}_workspace_bytes", arguments, self.device, ctypes.byref(size)))
+        if size.value:
+            self.fields |= {"workspace": self.host.room(size.value), "workspace_bytes": size.value}
+        _ok(self.status("_init_workspace", stream))
+
+    def launch(self, stream: int = 0) -> None:
+        """The call, which has to succeed."""
+        _ok(self.status(stream=stream))
+
+    def status(self, function: str = "", stream: int = 0, device: int | None = None, **changes: Any) -> str:
+        """That of the call, or another function of the group, on a device and with some fields changed."""
+        arguments = self.library.structs[self.group](**{**self.fields, **changes})
+        where = self.device if device is None else device
+        return self.library.call(f"{self.group}{function}", arguments, where, ctypes.c_void_p(stream))
+
+    def results(self) -> dict[str, Array]:
+        """What the call has written."""
+        return {t.name: self.host.view(t.name) for t in self.memory.signature.outputs}
+
+    def wrong(self) -> list[str]:
+        """Results with other bits than the interpreter's, and what was written beside them."""
+        return self.memory.wrong(self.results(), self.host.after)
+
+
+def _ok(status: str) -> None:
+    if status != "OK":
+        raise Refusal(status)
+
+
 class C(Launcher):
-    """The C library of a pack: every result is given."""
+    """The C library of a pack."""
 
     narrow, column = False, 1
 
@@ -299,36 +358,10 @@ class C(Launcher):
         return super().takes(call) and len(call.lead) < 3 and not spread(call)
 
     def launch(self, memory: Memory, host: Host) -> Mapping[str, Array]:
-        call, group = memory.call, self.groups[str(memory.spec)]
-        fields: dict[str, Any] = {"d": memory.spec.d, "dtype": self.library.dtypes[str(memory.spec.dtype)]}
-        fields |= {"rows": call.rows, **({} if call.eps is None else {"eps": float(call.eps)})}
-        for name, laid in memory.laid.items():
-            fields[name] = None if name in call.absent else host.address(name)
-            if laid.shape[-1:] == (memory.spec.d,) and len(laid.shape) > 1:
-                fields |= self._distances(name, call, laid.strides)
-        known = {name for name, _ in self.library.structs[group]._fields_}
-        arguments = self.library.structs[group](**{name: value for name, value in fields.items() if name in known})
-        self._with_workspace(group, arguments, host)
-        self._call(group, arguments, 0, None)
-        return {t.name: host.view(t.name) for t in memory.signature.outputs}
-
-    def _distances(self, name: str, call: Call, strides: tuple[int, ...]) -> dict[str, int]:
-        """Rows at one distance, or at two, of which the last dimension has the inner."""
-        if "strides=2" not in call.spec:
-            return {f"{name}_stride": strides[-2]}
-        return {"inner": call.lead[-1], f"{name}_outer_stride": strides[0], f"{name}_stride": strides[-2]}
-
-    def _with_workspace(self, group: str, arguments: Any, host: Host) -> None:
-        size = ctypes.c_size_t()
-        self._call(f"{group}_workspace_bytes", arguments, 0, ctypes.byref(size))
-        if size.value:
-            arguments.workspace, arguments.workspace_bytes = host.room(size.value), size.value
-            self._call(f"{group}_init_workspace", arguments, 0, None)
-
-    def _call(self, function: str, *given: Any) -> None:
-        status = self.library.call(function, *given)
-        if status != "OK":
-            raise Refusal(status)
+        made = CCall(self.library, self.groups[str(memory.spec)], memory, host)
+        made.prepare()
+        made.launch()
+        return made.results()
 
 
 def groups(folder: Path) -> dict[str, str]:
@@ -350,26 +383,30 @@ class TvmFfi(Launcher):
     def __init__(self, folder: Path, library: Path) -> None:
         import tvm_ffi
 
-        self.of = tvm_ffi.load_module(str(shutil.copy(library, library.with_suffix(".calls.so"))))
+        self.of = tvm_ffi.load_module(str(copy_of(library)))
         self.groups = groups(folder)
 
     @classmethod
     def takes(cls, call: Call) -> bool:
         return super().takes(call) and not spread(call)
 
-    def launch(self, memory: Memory, host: Host) -> Mapping[str, Array]:
+    def given(self, memory: Memory, host: Host, device: int = 0) -> dict[str, Any]:
+        """The tensors of a call by name, with strides where it has some; and a workspace if it needs one."""
         from gpu_dlpack import tensor
 
-        call, group = memory.call, self.groups[str(memory.spec)]
-        given = {
-            name: None if name in call.absent else tensor(host.address(name), laid.shape, laid.dtype, laid.strides)
-            for name, laid in memory.laid.items()
-        }
+        call, given = memory.call, dict[str, Any]()
+        for name, laid in memory.laid.items():
+            strides = call.at[name].strides if name in call.at else ()
+            made = tensor(host.address(name), laid.shape, laid.dtype, strides, device=device)
+            given[name] = None if name in call.absent else made
+        size_of = getattr(self.of, f"{self.groups[str(memory.spec)]}_workspace_bytes")
+        size = size_of(given[memory.signature.inputs[0].name])
+        return given | ({"workspace": tensor(host.room(size), (size,), "u8")} if size else {})
+
+    def launch(self, memory: Memory, host: Host) -> Mapping[str, Array]:
+        eps = [] if memory.call.eps is None else [memory.call.eps]
         try:
-            size = getattr(self.of, f"{group}_workspace_bytes")(given[memory.signature.inputs[0].name])
-            if size:
-                given["workspace"] = tensor(host.room(size), (size,), "u8")
-            getattr(self.of, group)(*given.values(), *([] if call.eps is None else [call.eps]))
+            getattr(self.of, self.groups[str(memory.spec)])(*self.given(memory, host).values(), *eps)
         except (TypeError, ValueError, RuntimeError) as error:
             raise Refusal(str(error)) from error
         return {t.name: host.view(t.name) for t in memory.signature.outputs}

@@ -14,8 +14,9 @@ import pytest
 import lngen
 from c_driver import linked, no_op
 from c_library import CLibrary
-from c_packs import CASES
+from c_packs import CALLS, OTHERS
 from c_wrong import calls
+from launchers import groups
 from lngen.compiler.compile import Compilation
 from lngen.compiler.contract import described
 from lngen.compiler.graphs import Definition, GraphBuilder
@@ -325,14 +326,17 @@ def test_the_program_of_the_page_compiles_and_says_what_is_missing(tmp_path: Pat
 
 # ---- under sanitizers ----
 
-TRIED = ("forward", "backward, one launch", "two distances", "two distances, added", "eps of the call")
+TRIED = (*(CALLS[name].spec for name in ("forward", "one launch", "heads", "eps")), OTHERS[1])
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_all_calls_are_clean(folder: Path, library: Path, tmp_path: Path, sanitizers: str) -> None:
     """Every call of the driver fails once; threads load and launch at the same time."""
     known, pack = CLibrary(library, folder), Pack(folder)
-    tried = {group: (known.structs[group], pack.described(spec)) for group, spec, *_ in (CASES[name] for name in TRIED)}
+    named = groups(folder)
+    tried = {
+        named[spec]: (known.structs[named[spec]], pack.described(spec)) for spec in map(str, map(parse_spec, TRIED))
+    }
     (tmp_path / "calls.c").write_text(calls(tried, known.dtypes), encoding="utf-8")
     tampered = shutil.copytree(folder, tmp_path / "tampered")
     for path in tampered.glob("*.cubin"):

@@ -1,24 +1,20 @@
 """If these fail, apache-tvm-ffi calls the C library of a pack wrongly, or raises another error than the right one."""
 
 import contextlib
-import itertools
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import c_launcher
 from c_driver import Bridge, cc, no_op
 from c_library import CLibrary
-from c_norms import Call, FakeMemory
-from c_packs import CASES, Made
+from c_packs import Made
 from fake_driver import FakeDriver
-from lngen.launch.signature import Tensor
+from launchers import CCall, TvmFfi
 
 pytest.importorskip("cupy")
 torch = pytest.importorskip("torch")
@@ -42,29 +38,14 @@ def compiled_for(driver: Path, folder: Path, out: Path) -> Path:
     return out / "kernels.so"
 
 
-class Norms(Made):
+class Norms(TvmFfi):
     """A GPU, and the functions of a library of its own, in which nothing is loaded."""
 
     def __init__(self, folder: Path, library: Path, **how: Any) -> None:
-        super().__init__(folder, library, **how)
+        super().__init__(folder, library)
+        self.made = Made(folder, library, **how)
+        self.gpu = self.made.gpu
         c_launcher.begin(self.gpu)
-        copy = next(c for n in itertools.count() if not (c := library.with_suffix(f".tvm{n}.so")).exists())
-        self.of = tvm_ffi.load_module(str(shutil.copy(library, copy)))
-
-    def given(self, call: Call, *shape: int, **how: Any) -> dict[str, Any]:
-        """The tensors of a call by name; ``shape``: the dimensions that count rows."""
-        rows = shape or (call.fields["rows"],)
-        found = {t["name"]: self._tensor(call.fields, t, rows, **how) for t in call.kernels["tensors"]}
-        if size := getattr(self.of, f"{call.group}_workspace_bytes")(found["x"]):
-            found["workspace"] = tensor(call.memory.put(np.full(size, 0xFE, np.uint8)), (size,), "u8")
-        return found
-
-    def _tensor(self, fields: dict[str, Any], t: Any, rows: tuple[int, ...], **how: Any) -> Any:
-        lengths, strides = [*Tensor.of(t).shape(rows, fields["d"])], []
-        if step := fields.get(f"{t['name']}_stride"):
-            outer = fields.get(f"{t['name']}_outer_stride") or step * rows[-1]
-            strides = [outer, step, 1][-len(lengths) :]
-        return tensor(fields[t["name"]], lengths, t["dtype"], strides, **how)
 
 
 @pytest.fixture
@@ -81,14 +62,14 @@ def make(folder: Path, compiled: Path, bridge: Bridge) -> Iterator[Callable[...,
 
 def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -> None:
     norms = make(devices=2)
-    forward, backward = norms.call("forward, rows apart"), norms.call("backward")
-    given, of_backward = norms.given(forward), norms.given(backward)
+    forward, backward = norms.made.call("many rows"), norms.made.call("backward")
+    given, of_backward = (norms.given(call.memory, call.host) for call in (forward, backward))
     of_backward.pop("workspace")
 
     def at_x(*shape: int, dtype: str = "bf16", **how: Any) -> Any:
         return tensor(forward.fields["x"], shape, dtype, **how)
 
-    def raises(kind: type[Exception], words: str, call: Call = forward, more: Any = (), **changed: Any) -> None:
+    def raises(kind: type[Exception], words: str, call: CCall = forward, more: Any = (), **changed: Any) -> None:
         arrays = {**(given if call is forward else of_backward), **changed}
         with pytest.raises(kind, match=f"^lngen_{call.group}.*{words}.*[.]$"):
             getattr(norms.of, call.group)(*arrays.values(), *more)
@@ -104,44 +85,21 @@ def test_wrong_arguments_raise_what_python_would_and_launch_nothing(make: Any) -
     raises(ValueError, r"needs a workspace of \d+ bytes for 30 rows, got 0", backward)
     raises(TypeError, "workspace .* contiguous uint8", backward, workspace=at_x(4096, dtype="f32"))
     raises(ValueError, "workspace is expected on GPU 0", backward, workspace=at_x(4096, dtype="u8", device=1))
-    raises(RuntimeError, "x is expected on device 1", **norms.given(forward, device=1))
+    raises(RuntimeError, "x is expected on device 1", **norms.given(forward.memory, forward.host, device=1))
     assert norms.gpu.launched == []
-
-
-def test_heads_and_eps_are_as_the_functions_take_them(make: Any) -> None:
-    """Heads have a cut in common; eps is a number."""
-    norms = make()
-    group, spec, _, _ = CASES["two distances"]
-    call = Call(norms.library, FakeMemory(norms.gpu), group, norms.pack.described(spec), 8)
-    given, shape = norms.given(call, 2, 2, 2), (2, 2, 2, 64)
-    getattr(norms.of, group)(*given.values())
-    assert call.wrong() == []
-    given["x"] = tensor(call.fields["x"], shape, "bf16", (512, 128, 64, 1))
-    given["y"] = tensor(call.fields["y"], shape, "bf16", (512, 256, 64, 1))
-    with pytest.raises(ValueError, match="x is expected to have rows at two distances at most, which change at one"):
-        getattr(norms.of, group)(*given.values())
-    call = norms.call("eps of the call")
-    arrays, function = norms.given(call).values(), getattr(norms.of, call.group)
-    for eps, kind, words in (
-        (["0.1"], TypeError, "eps is expected to be a number"), ([True], TypeError, "eps is expected to be a number"),
-        ([float("nan")], ValueError, "eps is expected to be finite"), ([], TypeError, r"workspace=None, eps\), got 3"),
-    ):  # fmt: skip
-        with pytest.raises(kind, match=words):
-            function(*arrays, *eps)
-    function(*arrays, None, 1)
 
 
 def test_a_call_goes_to_the_current_stream_and_into_its_capture(make: Any) -> None:
     """What is not loaded is an error there, and can be loaded later."""
     norms = make()
-    call, gpu = norms.call("backward"), norms.gpu
+    call, gpu = norms.made.call("backward"), norms.gpu
     with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), STREAM):
         gpu.captures[STREAM] = CAPTURE
         with pytest.raises(RuntimeError, match="STREAM_CAPTURE_UNSUPPORTED"):
-            norms.given(call)
+            norms.given(call.memory, call.host)
         gpu.captures.clear()
         norms.of.load(0)
-        given = norms.given(call)
+        given = norms.given(call.memory, call.host)
         gpu.captures[STREAM] = CAPTURE
         norms.of.layernorm_backward(*given.values())
     gpu.captures.clear()
