@@ -5,20 +5,27 @@ Every launcher takes the calls of one table. The fake GPU executes the PTX of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from calls import GIVEN, TABLE, Call, Memory
+from calls import GIVEN, TABLE, THREADED, Call, Memory
 from fake_driver import FakeDriver
 from launchers import LAUNCHERS, Host, Launcher, wrong
 from sampling import grid
 
 CAPTURE = 5
 PAIRS = [(kind, name) for kind, of in LAUNCHERS.items() for name, call in TABLE.items() if of.takes(call)]
-ON_A_GPU = [(kind, name) for kind, of in LAUNCHERS.items() for name, call in GIVEN.items()
+
+
+def on_a_gpu(calls: Mapping[str, Call]) -> list[tuple[str, str]]:
+    """What launches the calls."""
+    return [(kind, name) for kind, of in LAUNCHERS.items() for name, call in calls.items()
             if of.launches and of.takes(call)]  # fmt: skip
 
 
@@ -47,7 +54,15 @@ def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(launcher: Launcher
         assert wrong(launcher, memory, host) == []
 
 
-@grid(("launcher", "name"), ON_A_GPU, strength=1, indirect=["launcher"])
+@pytest.mark.parametrize("launcher", ["compiled", "pack"], indirect=True)
+def test_results_are_given_in_turns(launcher: Launcher, gpu: FakeDriver) -> None:
+    """Arrays of one layout, now for y, now for h: rows of what is given lie apart, those of a new one do not."""
+    for name in ("y apart", "h apart", "y apart"):
+        with memory_of(gpu, TABLE[name]) as (memory, host):
+            assert wrong(launcher, memory, host) == []
+
+
+@grid(("launcher", "name"), on_a_gpu(GIVEN), strength=1, indirect=["launcher"])
 def test_a_capture_holds_a_call(launcher: Launcher, gpu: FakeDriver, name: str) -> None:
     """It runs when the graph is replayed, each time. A call before it has loaded the kernels."""
     with memory_of(gpu, GIVEN[name]) as (memory, host):
@@ -66,12 +81,24 @@ def test_a_capture_holds_a_call(launcher: Launcher, gpu: FakeDriver, name: str) 
         gpu.destroy(CAPTURE)
 
 
-@grid(("launcher", "name"), ON_A_GPU, strength=1, indirect=["launcher"])
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns after a few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("hurried")
+@grid(("launcher", "name"), on_a_gpu(THREADED), strength=1, indirect=["launcher"])
 def test_threads_have_calls_of_their_own(launcher: Launcher, gpu: FakeDriver, name: str) -> None:
-    """They share kernels and recipes, and have no context of a GPU."""
+    """They share kernels and recipes, have no context of a GPU, and pass an eps of their own."""
+    call = THREADED[name]
 
     def work(seed: int) -> list[str]:
-        with memory_of(gpu, GIVEN[name], seed) as (memory, host):
+        own = call if call.eps is None else replace(call, eps=call.eps * 2.0**seed)
+        with memory_of(gpu, own, seed) as (memory, host):
             return memory.wrong(launcher.launch(memory, host), host.after)
 
     with ThreadPoolExecutor(4) as pool:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from c_library import CLibrary
-from calls import SCHEDULES, TABLE, Call, Memory, pack
-from launchers import C, Compiled, Direct, HubDirect, Launcher, Packed, TvmFfi, tensor_at, wrong
+from calls import GIVEN, SCHEDULES, TABLE, Call, Memory, of_every_spec, pack
+from launchers import C, CCall, Compiled, Direct, HubDirect, Launcher, Packed, TvmFfi, tensor_at, wrong
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.dtypes import DType
 from lngen.launch.runtime.launcher import device_arch
@@ -93,6 +93,9 @@ KINDS: dict[str, type[Launcher]] = {
 }  # fmt: skip
 
 
+CALLS = TABLE | dict(of_every_spec((5000,)))  # rows of which a pack has other kernels
+
+
 def takes(kind: str, call: Call) -> bool:
     """Tensors of PyTorch have no strides below 0."""
     below = any(step < 0 for place in call.at.values() for step in place.strides)
@@ -101,7 +104,7 @@ def takes(kind: str, call: Call) -> bool:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pack(tmp_path_factory.mktemp("calls") / "pack", device_arch(0), "cubin")
+    return pack(tmp_path_factory.mktemp("calls") / "pack", device_arch(0), "cubin", "1,many")
 
 
 @pytest.fixture(scope="module")
@@ -119,12 +122,11 @@ def launcher_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return made
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-@pytest.mark.parametrize("kind", KINDS)
-def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
-    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, part: Any
+@pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name, c in CALLS.items() if takes(k, c)])
+def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(
+    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    if TABLE[name].spec in SCHEDULES and device_arch(0) != "sm_90":
+    if CALLS[name].spec in SCHEDULES and device_arch(0) != "sm_90":
         pytest.skip("its schedule is for 9.0")
     if kind == "TVM FFI":
         pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
@@ -132,9 +134,24 @@ def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
         from lngen.launch.hub_package import functional
 
         monkeypatch.setattr(functional, "__file__", str(folder.with_name("functional.py")))
-    found = {}
-    for name, call in part():
-        if takes(kind, call):
-            memory = Memory(call)
-            found[name] = wrong(launcher_of(kind), memory, OnGpu(memory))
-    assert {name: faults for name, faults in found.items() if faults} == {}
+    memory = Memory(CALLS[name])
+    assert wrong(launcher_of(kind), memory, OnGpu(memory)) == []
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_graph_holds_a_call_of_c(launcher_of: Any, name: str) -> None:
+    """Host memory is seen before."""
+    c, memory = launcher_of("C"), Memory(GIVEN[name])
+    if memory.call.spec in SCHEDULES and device_arch(0) != "sm_90":
+        pytest.skip("its schedule is for 9.0")
+    call, graph = CCall(c.library, c.groups[str(memory.spec)], memory, OnGpu(memory)), torch.cuda.CUDAGraph()
+    call.prepare()
+    first = memory.signature.inputs[0].name
+    assert call.status(**{first: memory.before[first].ctypes.data // 256 * 256}) == "WRONG_DEVICE"
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call.launch(torch.cuda.current_stream().cuda_stream)
+    assert call.wrong() != []
+    for _ in range(2):
+        graph.replay()
+        assert call.wrong() == []

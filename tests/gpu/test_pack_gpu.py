@@ -15,8 +15,7 @@ pytestmark = pytest.mark.gpu
 
 WIDTHS = (96, 256, 4096)
 GRAPHS = ("layernorm", "rmsnorm")
-EPS = ("", ",eps=run")
-SPECS = [f"{g}.{way}:d={d},dtype=bf16{eps}" for g, way, d, eps in product(GRAPHS, ("fwd", "bwd"), WIDTHS, EPS)]
+SPECS = [f"{g}.{way}:d={d},dtype=bf16" for g, way, d in product(GRAPHS, ("fwd", "bwd"), WIDTHS)]
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +53,6 @@ def equal(found: Any, wanted: Any) -> bool:
 
     torch.cuda.synchronize()
     return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(found, wanted, strict=True))
-
-
-@pytest.mark.parametrize(("graph", "d", "eps"), [*product(GRAPHS, WIDTHS, (1e-5, "run"))])
-def test_a_pack_has_the_bits_of_a_compiled_norm(folder: Path, graph: str, d: int, eps: Any) -> None:
-    pytest.importorskip("torch")
-    keys = {"d": d, "dtype": "bf16", "eps": eps}
-    norm, reference = lngen.load(folder).norm(graph, **keys).prepare(), lngen.compile(graph, **keys)
-    given = {"eps": 1e-6} if eps == "run" else {}
-    for rows in (0, 1, 7, 300, 5000):
-        inputs, dy = arrays(graph, d, rows)
-        (y, saved), (wanted, kept) = norm.forward(*inputs, **given), reference.forward(*inputs, **given)
-        assert equal((y, *norm.backward(dy, saved)), (wanted, *reference.backward(dy, kept))), rows
 
 
 @pytest.mark.parametrize("kind", ["ptx", "fatbin"])

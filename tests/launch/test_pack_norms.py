@@ -19,7 +19,6 @@ from fake_driver import FakeDriver
 from fake_images import cubins_of_ptx
 from lngen.errors import ArrayError, LngenError, MissingError
 from lngen.launch import driver
-from lngen.launch.kernels import MOST_BLOCKS
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
@@ -74,31 +73,6 @@ def same(tensors: Any, arrays: Any) -> bool:
     return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-# ---- results that are given ----
-
-
-def test_a_second_backward_lacks_what_the_first_overwrote(pack: Any, gpu: FakeDriver) -> None:
-    norm, dy = pack.norm("layernorm", d=D, dtype="f32"), torch.ones(3, D)
-    x, gamma, beta = numbers(3, D), numbers(D, seed=1), numbers(D, seed=2)
-    _, saved = norm.forward(x, gamma, beta)
-    gpu.raises = False  # row groups without a row read the last one again, and drop it
-    norm.backward(dy, saved, out=(x, None, None))
-    with pytest.raises(ArrayError, match="'x' is needed, but a result was written over it"):
-        norm.backward(dy, saved)
-
-
-def test_results_are_given_in_turns(pack: Any) -> None:
-    """Arrays of one layout, now for y, now for h: rows of what is given lie apart, those of a new one do not."""
-    inputs, norm = [numbers(3, D), numbers(3, D, seed=1), numbers(D, seed=2)], pack.norm("add_rmsnorm", d=D)
-    wanted, _ = norm.forward(*inputs)
-    for place in (0, 1, 0):
-        out = [None, None, None]
-        out[place] = torch.zeros(3, 2 * D)[:, :D]
-        found, _ = norm.forward(*inputs, out=tuple(out))
-        assert found[place] is out[place]
-        assert same(found, map(host, wanted))
-
-
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
 def test_a_copy_launches_and_takes_what_the_norm_saved(pack: Any, copied: Any) -> None:
     norm = pack.norm("layernorm", d=D, dtype="f32").prepare()
@@ -130,7 +104,6 @@ def test_after_prepare_a_capture_loads_nothing(pack: Any, gpu: FakeDriver) -> No
 @pytest.mark.parametrize(("call", "message"), [
     (lambda n: n.forward(np.zeros((3, D)), *[numbers(D)] * 2), "'x' is expected on a GPU, got a NumPy array"),
     (lambda n: n.backward(numbers(3, D), "saved"), "is expected to be what forward returned .* got str"),
-    (lambda n: n.forward(*[numbers(D)] * 3, eps=np.ones(1)), "has eps=1e-05 built in, got eps="),
 ])  # fmt: skip
 def test_what_a_norm_of_a_pack_refuses(pack: Any, gpu: FakeDriver, call: Any, message: str) -> None:
     with pytest.raises(ArrayError, match=message):
@@ -162,13 +135,6 @@ def test_keys_that_are_not_given_have_their_defaults(pack: Any) -> None:
     _, saved = norm.forward(numbers(3, 2 * D), numbers(2 * D))
     with pytest.raises(LngenError, match=r"has no backward of .*; build it: lngen build rmsnorm\.bwd:d=128"):
         norm.backward(numbers(3, 2 * D), saved)
-
-
-def test_too_many_rows_are_one_sentence(pack: Any) -> None:
-    """A grid wraps around in the driver's structure, and would leave rows unwritten."""
-    loaded = pack.kernels(f"rmsnorm.fwd:d={2 * D},dtype=f32", 0, 1)
-    with pytest.raises(LngenError, match=rf"at most {MOST_BLOCKS} blocks, but {2**45} rows take \d+; call it"):
-        loaded.bind(2**45, dict.fromkeys(loaded.tensors, 2 * D))
 
 
 def test_a_gpu_that_is_not_there(pack: Any) -> None:

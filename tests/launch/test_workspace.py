@@ -2,7 +2,6 @@
 
 import gc
 import threading
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -48,21 +47,6 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
 
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(run, range(count)))
-
-
-def test_threads_on_one_stream_keep_the_kernels_of_a_call_together(gpu: FakeGpu) -> None:
-    """Rows kernel and finish of one call follow each other on the stream, for they share the workspace with others."""
-    norm, saved, dy = prepared(gpu)
-    gpu.pause = 1e-5
-    in_threads(4, lambda: [norm.backward(dy, saved) for _ in range(50)])
-    by_place: dict[int, list[Launched]] = defaultdict(list)
-    for done in gpu.launched:
-        by_place[workspace(done)].append(done)
-    assert len(gpu.launched) == 400
-    for sequence in by_place.values():
-        for rows, finish in zip(sequence[::2], sequence[1::2], strict=True):
-            assert (rows.kernel, finish.kernel) == rows.plan.kernels
-            assert rows.thread == finish.thread
 
 
 def test_threads_that_begin_together_share_one_workspace(gpu: FakeGpu) -> None:

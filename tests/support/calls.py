@@ -23,6 +23,7 @@ from lngen.launch.signature import Signature
 from lngen.packs.build import build
 from lngen.proof.check.inputs import POISON, mismatches, random_inputs
 
+ANY_LAYOUT = ("row", "vector", "distance", "cut")  # refused for layouts that the interpreter takes
 ALIGNED = 256  # bytes, of which every memory begins at a multiple
 BEHIND = 64  # bytes behind the last array of a memory, which no kernel may write to
 
@@ -110,7 +111,7 @@ class Memory:
         self.base: dict[str, int] = {}  # of each memory, the bytes before its element 0
         self.before = {name: self._empty(name) for name in {a.memory for a in self.laid.values()}}
         self.inputs, self.wanted = dict[str, Array](), dict[str, Array]()
-        if not call.refused:
+        if call.refused in ("", *ANY_LAYOUT):
             self._fill()
 
     def _empty(self, name: str) -> Array:
@@ -169,7 +170,8 @@ class Memory:
 
 SPECS = {
     "f32": "layernorm:d=64,dtype=f32", "bf16": "layernorm:d=96,dtype=bf16", "odd": "layernorm:d=77,dtype=f16",
-    "f64": "layernorm:d=33,dtype=f64", "run": "layernorm:d=64,dtype=bf16,eps=run,save=none",
+    "f64": "layernorm:d=33,dtype=f64", "double": "rmsnorm:d=33,dtype=f64,eps=run,save=none",
+    "run": "layernorm:d=64,dtype=bf16,eps=run,save=none",
     "heads": "rmsnorm:d=64,dtype=bf16,strides=2", "max": "l2norm:d=40,dtype=f32,guard=max,eps=run",
     "soft": "softmax:d=64,dtype=f32", "gated": "gated_rmsnorm:d=64,dtype=bf16", "added": "add_rmsnorm:d=64,dtype=f32",
     "blocks": "block_scaled:d=512,dtype=bf16", "class": "class_loss:d=96,dtype=bf16",
@@ -189,19 +191,21 @@ ALL = [spec(name, way) for name in SPECS for way in ("fwd", "bwd")[: 1 + (name n
 ONE_LAUNCH = "layernorm.bwd:d=128,dtype=bf16"
 CLUSTERS = "layernorm.fwd:d=16384,dtype=bf16"
 CLAIMED = "layernorm.fwd:d=1024,dtype=bf16"
+BULK = "layernorm.fwd:d=1000,dtype=bf16"
 SCHEDULES = {  # of GPUs of 9.0, for launches that default schedules of few rows lack
     ONE_LAUNCH: "form=registers,threads=16,rows_per_block=64,vec=8,prefetch=yes,single_launch=yes",
     CLUSTERS: "form=tma,threads=256,rows_per_block=1,vec=8,stages=2,cluster=2,grid=4,tma_store=yes",
     CLAIMED: "form=tma,threads=128,rows_per_block=1,vec=8,stages=2,grid=3,dynamic=yes,cached_weights=yes",
+    BULK: "form=tma,threads=64,rows_per_block=2,vec=8,stages=2,grid=64,tma_store=yes",
 }
 
 
-def pack(folder: Path, arch: str, emit: str) -> Path:
+def pack(folder: Path, arch: str, emit: str, rows: str = "1") -> Path:
     """A pack of the table's specs, with a C library."""
     for text, schedule in SCHEDULES.items() if arch == "sm_90" else ():
         build([text], folder, arch=arch, schedule=schedule, emit=emit)
     forward = ONE_LAUNCH.replace("bwd", "fwd")
-    build([*map(spec_of, ALL), forward], folder, arch=arch, rows="1", emit=f"{emit},c")
+    build([*map(spec_of, ALL), forward], folder, arch=arch, rows=rows, emit=f"{emit},c")
     return folder
 
 
@@ -224,11 +228,11 @@ def over(d: int, first: int, step: int = 0) -> dict[str, Place]:
     return {"x": Place("x"), "y": Place("x", first, (step or d, 1))}
 
 
-def of_every_spec() -> Iterator[tuple[str, Call]]:
-    """No rows, one, and more than one dimension of them; new results."""
+def of_every_spec(*leads: tuple[int, ...]) -> Iterator[tuple[str, Call]]:
+    """By default no rows, one, and more than one dimension of them; new results."""
     for text in ALL:
         eps = 0.25 if "eps=run" in text else None
-        for lead in ((0,), (1,), (2, 3)):
+        for lead in leads or ((0,), (1,), (2, 3)):
             sums = dict.fromkeys(("dgamma", "dgamma_in"), Place("sums")) if "accumulate" in text else {}
             yield f"{text}, rows {lead}", Call(text, lead, sums, eps)
 
@@ -244,6 +248,8 @@ def layouts() -> Iterator[tuple[str, Call]]:
     yield "one row for all", Call(forward, at={"x": Place("x", 0, (0, 1))})
     yield "statistics that are given", Call(forward, at={"mean": Place("mean", 1), "rstd": Place("rstd", 3)})
     yield "gradients that are given", Call(backward, at={"dgamma": Place("dgamma", 4), "dbeta": Place("both", 8)})
+    for name in "yh":
+        yield f"{name} apart", Call(spec("added"), at=rows_apart(64, 64, name))
     yield "inputs in one memory", Call(spec("added"), at={"x": Place("a"), "residual": Place("a")})
     yield "gamma is beta", Call(forward, at={"gamma": Place("w"), "beta": Place("w")})
     yield "halves of wider rows", Call(forward, at={"x": Place("a", 0, (128, 1)), "y": Place("a", 64, (128, 1))})
@@ -254,6 +260,7 @@ def layouts() -> Iterator[tuple[str, Call]]:
     yield "in place, rows apart", Call(bf16, at={n: Place("a", 0, (104, 1)) for n in "xy"}, lost=("x",))
     yield "dx over dy", Call(backward, at={n: Place("a") for n in ("dy", "dx")}, lost=("dy",))
     yield "dx over x", Call(backward, at={n: Place("a") for n in ("x", "dx")}, lost=("x",))
+    yield "h over a residual", Call(spec("added"), at={n: Place("a") for n in ("residual", "h")}, lost=("residual",))
     yield "over a residual", Call(spec("added"), at={n: Place("a") for n in ("residual", "y")}, lost=("residual",))
     yield "many rows", Call(bf16, (50,), rows_apart(96, 8, "x", "y"))
     for first in (1, 2, 4):
@@ -289,11 +296,14 @@ def heads() -> Iterator[tuple[str, Call]]:
 
 
 def scheduled() -> Iterator[tuple[str, Call]]:
-    """Launches that count in their workspace, or of clusters."""
+    """Launches that count in their workspace, or of clusters; and copies in bulk, or what takes their place."""
     yield "one launch", Call(ONE_LAUNCH, (70,))
     yield "one launch, no rows", Call(ONE_LAUNCH, (0,))
     yield "clusters", Call(CLUSTERS, (2,))
     yield "claimed rows", Call(CLAIMED, (8,))
+    for first, gap in ((0, 0), (0, 8), (8, 16), (0, 1), (1, 3), (4, 4), (2, 0)):
+        at = {"x": Place("x", first, (1000 + gap, 1))}
+        yield f"bulk copies from element {first}, gaps of {gap}", Call(BULK, (5,), at, narrow=(first | gap) % 8 > 0)
 
 
 def numbers() -> Iterator[tuple[str, Call]]:
@@ -358,6 +368,8 @@ def arrays() -> Iterator[tuple[str, Call]]:
         yield f"{name} of {shape}", Call(way, at=at, unlike={name: ("f32", shape)}, refused="shape")
     yield "another D", Call(forward, unlike={"x": ("f32", (3, 65))}, refused="D")
     yield "columns apart", Call(forward, at={"x": Place("x", 0, (128, 2))}, refused="row")
+    yield "results whose columns are apart", Call(forward, at={"y": Place("y", 0, (-200, 2))}, refused="row")
+    yield "results whose columns are first", Call(forward, at={"y": Place("y", 0, (1, 3))}, refused="row")
     yield "columns first", Call(forward, at={"x": Place("x", 0, (1, 3))}, refused="row")
     yield "gamma apart", Call(forward, at={"gamma": Place("gamma", 0, (2,))}, refused="vector")
     yield "statistics apart", Call(forward, at={"mean": Place("mean", 0, (2,))}, refused="vector")
@@ -376,3 +388,4 @@ GIVEN = {
     "claimed rows": Call(CLAIMED, (8,), {n: Place(n) for n in ("y", "mean", "rstd")}),
     "eps": Call(spec("max"), at={n: Place(n) for n in ("y", "rnorm")}, eps=0.5),
 }
+THREADED = GIVEN | {"new results": Call(spec("f32", "bwd"), (5,)), "several results": Call(spec("added"), (5,))}

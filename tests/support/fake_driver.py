@@ -82,7 +82,7 @@ class FakeDriver(Graphs):
         self.order = 0
         self.lock = threading.RLock()
         self.initialised = False
-        self.memories = Memories(devices)
+        self.memories = Memories(devices, self.lock)
         self.retained = [0] * devices
         self._images: dict[str, Image] = {}
         self._handles = itertools.count(1 << 24, 16)

@@ -1,7 +1,9 @@
 """The memory of a fake driver's GPUs: allocations, and host memory that stands in for memory of a GPU."""
 
 import ctypes
+import functools
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +14,22 @@ BETWEEN = 1 << 36  # addresses of a device; what its kernels reach of another's 
 LINE = 16  # bytes, of which a buffer holds a multiple
 
 
-class Memories:
-    """One memory per device. ``capacity``: bytes that each can allocate."""
+def locked(method: Any) -> Any:
+    """A method that threads take turns in."""
 
-    def __init__(self, devices: int) -> None:
+    @functools.wraps(method)
+    def call(self: Any, *given: Any, **how: Any) -> Any:
+        with self.lock:
+            return method(self, *given, **how)
+
+    return call
+
+
+class Memories:
+    """One memory per device. ``capacity``: bytes that each can allocate; ``lock``: of whoever changes something."""
+
+    def __init__(self, devices: int, lock: Any) -> None:
+        self.lock = lock
         self._of = [GlobalMemory(START + n * BETWEEN) for n in range(devices)]
         self._allocated: dict[int, tuple[int, Allocation]] = {}  # by address, with the device
         self._mapped: dict[int, tuple[int, Allocation]] = {}
@@ -25,6 +39,7 @@ class Memories:
         """The memory of a device."""
         return self._of[device]
 
+    @locked
     def allocate(self, device: int, size: int) -> int:
         """The address of new memory, a multiple of 256, in which nothing is written."""
         refuse_if(size <= 0)
@@ -68,6 +83,7 @@ class Memories:
         device, buffer = self._mapped.pop(address)
         self._of[device].remove(buffer)
 
+    @locked
     def put(self, address: int, content: bytes) -> None:
         """Writes bytes, which must lie in one allocation or mapping."""
         buffer, at = self._place(address, len(content))
@@ -76,6 +92,7 @@ class Memories:
             if buffer.written is not None:
                 buffer.written[at : at + len(content)] = 1
 
+    @locked
     def content(self, address: int, size: int) -> bytes:
         """Bytes of one allocation or mapping."""
         buffer, at = self._place(address, size)

@@ -14,7 +14,7 @@ import numpy as np
 import lngen
 from bits import spec_of
 from c_library import CLibrary, copy_of
-from calls import SCHEDULES, Call, Memory, signature
+from calls import ANY_LAYOUT, SCHEDULES, Call, Memory, signature
 from fake_driver import FakeDriver
 from lngen.compiler.ir.numerics import Array
 from lngen.dtypes import DType
@@ -44,7 +44,6 @@ REFUSED = {
     "distance": ("is expected to have rows at one distance", "", "is expected to have rows at one distance"),
     "narrow": ("multiples of so many bytes", "MISALIGNED|BAD_STRIDE", "multiples? of"),
 }
-ANY_LAYOUT = ("row", "vector", "distance", "cut")  # refused for layouts that the interpreter takes
 
 
 class Refusal(Exception):
@@ -228,13 +227,13 @@ def compiled(text: str) -> Any:
 
 
 class NumPy(Python):
-    """NumPy arrays run the interpreter."""
+    """NumPy arrays of any layout run the interpreter."""
 
     launches = False
 
     @classmethod
-    def takes(cls, call: Call) -> bool:
-        return call.refused not in ANY_LAYOUT
+    def expected(cls, call: Call) -> str:
+        return "" if call.refused in ANY_LAYOUT else super().expected(call)
 
     def made(self, text: str) -> Any:
         return compiled(text)
