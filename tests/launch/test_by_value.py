@@ -18,37 +18,13 @@ from lngen.proof.check.inputs import mismatches, random_inputs
 WIDTH = 64
 
 
-def arrays_of(norm: Any, eps: float, rows: int = 3) -> dict[str, Any]:
-    return random_inputs(norm.spec(), rows, eps=eps)
-
-
-def call(norm: Any, eps: float) -> tuple[Any, Any, dict[str, Any]]:
-    inputs = arrays_of(norm, eps)
-    y, saved = norm.forward(*(inputs[v.name] for v in norm.spec().graph().tensors), eps=eps)
-    return y, saved, inputs
-
-
 # ---- NumPy ----
-
-
-@pytest.mark.parametrize("save", ["stats", "none"])
-@pytest.mark.parametrize("graph", ["layernorm", "l2norm"])
-def test_calls_have_the_results_of_a_norm_with_that_eps(graph: str, save: str) -> None:
-    options = {"guard": "max"} if graph == "l2norm" else {}
-    norm = lngen.compile(graph, d=WIDTH, eps="run", save=save, **options)
-    for eps in (1e-5, 0.5, 0):
-        fixed = lngen.compile(graph, d=WIDTH, eps=eps, save=save, **options)
-        y, saved, inputs = call(norm, eps)
-        given = [inputs[v.name] for v in norm.spec().graph().tensors]
-        want, kept = fixed.forward(*given)
-        gradients = dict(zip("abc", norm.backward(y, saved), strict=False))
-        assert not mismatches({"y": y}, {"y": want})
-        assert not mismatches(gradients, dict(zip("abc", fixed.backward(want, kept), strict=False)))
 
 
 def test_saved_has_the_eps_that_backward_takes() -> None:
     norm = lngen.compile("layernorm", d=WIDTH, eps="run", save="none")
-    _, saved, _ = call(norm, 0.25)
+    inputs = random_inputs(norm.spec(), 3, eps=0.25)
+    _, saved = norm.forward(*(inputs[v.name] for v in norm.spec().graph().tensors), eps=0.25)
     assert saved.eps == 0.25
     assert "; eps=0.25; " in repr(saved)
 

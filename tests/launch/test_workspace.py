@@ -49,14 +49,6 @@ def in_threads(count: int, work: Callable[[], object]) -> None:
         list(pool.map(run, range(count)))
 
 
-def test_threads_that_begin_together_share_one_workspace(gpu: FakeGpu) -> None:
-    """It is made, and its counters are zeroed, once, before anybody's first launch."""
-    norm, saved, dy = prepared(gpu, schedule=ONE_LAUNCH)
-    gpu.pause = 1e-4
-    in_threads(4, lambda: norm.backward(dy, saved))
-    assert len({workspace(done) for done in gpu.launched}) == len(gpu.zeroed) == 1
-
-
 def test_a_workspace_that_is_outgrown_is_kept(gpu: FakeGpu) -> None:
     """What still runs may use it; the larger one is prepared, too, and serves smaller calls."""
     library: Any = gpu

@@ -2,7 +2,6 @@
 
 import ctypes
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -32,7 +31,6 @@ class Launched(fake_launches.Launched):
 class FakeGpu(FakeArrays, FakeDriver):
     """A driver that runs nothing, CuPy and a library of arrays, all in one.
 
-    pause       seconds that a launch takes, while other threads go on
     asked       the attributes that functions were given, and their values
     """
 
@@ -45,7 +43,6 @@ class FakeGpu(FakeArrays, FakeDriver):
         FakeArrays.__init__(self, lambda size: next(addresses))
         self.asked: list[tuple[int, int]] = []
         self.zeroed: list[tuple[int, int, int]] = []
-        self.pause = 0.0
         self._kernels: dict[str, tuple[Plan, Kernel]] = {}
         self.initialised, self.retained = True, [1]
         self._local.context = CONTEXTS
@@ -76,11 +73,6 @@ class FakeGpu(FakeArrays, FakeDriver):
     def cuFuncSetAttribute(self, function: Any, attribute: Any, value: Any) -> int:
         self.asked.append((attribute, value))
         return super().cuFuncSetAttribute(function, attribute, value)
-
-    def cuLaunchKernelEx(self, *given: Any) -> int:
-        status = super().cuLaunchKernelEx(*given)
-        time.sleep(self.pause)
-        return status
 
     def _enqueue(self, stream: int, work: Callable[[], None], *launched: Any) -> None:
         done = self.launched[-1]
