@@ -19,6 +19,7 @@ import pytest
 
 from c_driver import cc, no_op
 from c_library import CLibrary
+from fake_arrays import FakeArrays
 from lngen.errors import LngenError
 from lngen.launch import array_call, driver
 from lngen.launch.array_call import Recipe
@@ -50,26 +51,17 @@ REFUSALS = {
 EPS = (1e-6, 0.0, -0.0, 1e300, 1e-40, 1e-30, -2.5, math.nan, math.inf)
 
 
-class Addresses:
+class Addresses(FakeArrays):
     """Arrays that are addresses, for the engine in Python."""
 
-    def in_elements(self, layout: Layout) -> Layout:
-        return layout
-
-    def dtype(self, own: Any) -> str:
-        return str(own)
-
-    def stream(self, device: int) -> int:
-        return 0
+    def describe(self, given: Sequence[Any]) -> tuple[list[int], list[Layout]]:
+        return [*given], []
 
     def maker(self, shape: Sequence[int], dtype: str, device: int) -> Any:
         return lambda: WORKSPACE
 
-    def describe(self, arrays: Sequence[Any]) -> tuple[list[int], list[Layout]]:
-        return [*arrays], []
 
-
-LIBRARY = Addresses()
+LIBRARY = Addresses(lambda size: WORKSPACE)
 
 
 class Seen:
