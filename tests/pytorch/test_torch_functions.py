@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import lngen.torch as L
 from lngen.torch.graph_ops import OPS, GraphOps
+from torch_calls import CALLS, FORMULAS, D, Function
 
-D = 24
 WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale")
 
 
@@ -53,47 +53,13 @@ def test_first_and_second_derivatives_are_those_of_differences(name: str) -> Non
     assert torch.autograd.gradgradcheck(outputs, present)
 
 
-CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "layer_norm": (lambda x, w, b: L.layer_norm(x, (D,), w, b), lambda x, w, b: F.layer_norm(x, (D,), w, b)),
+PAIRS: dict[str, tuple[Function, Function]] = {name: (call, FORMULAS[name]) for name, call in CALLS.items()} | {
     "no weights": (lambda x, w, b: L.layer_norm(x, [D]), lambda x, w, b: F.layer_norm(x, [D])),
-    "two dims": (
-        lambda x, w, b: L.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
-        lambda x, w, b: F.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
-    ),
-    "rms_norm": (lambda x, w, b: L.rms_norm(x, (D,), w), lambda x, w, b: F.rms_norm(x, (D,), w)),
-    "softmax": (lambda x, w, b: L.softmax(x, -1), lambda x, w, b: F.softmax(x, -1)),
     "softmax of columns": (lambda x, w, b: L.softmax(x, 1), lambda x, w, b: F.softmax(x, 1)),
-    "log_softmax": (lambda x, w, b: L.log_softmax(x, 2), lambda x, w, b: F.log_softmax(x, 2)),
-    "l2_norm": (lambda x, w, b: L.l2_norm(x), lambda x, w, b: F.normalize(x, dim=-1)),
-    "add_layer_norm": (
-        lambda x, w, b: torch.cat(L.add_layer_norm(x, x * 2, (D,), w, b)),
-        lambda x, w, b: torch.cat([F.layer_norm(x + x * 2, (D,), w, b), x + x * 2]),
-    ),
-    "add_rms_norm": (
-        lambda x, w, b: torch.cat(L.add_rms_norm(x, x * 2, (D,), w, 1e-6)),
-        lambda x, w, b: torch.cat([F.rms_norm(x + x * 2, (D,), w, 1e-6), x + x * 2]),
-    ),
-    "gated_layer_norm": (
-        lambda x, w, b: L.gated_layer_norm(x, x * 2, (D,), w, b, act="gelu"),
-        lambda x, w, b: F.layer_norm(x, (D,), w, b) * F.gelu(x * 2),
-    ),
-    "gated_rms_norm": (
-        lambda x, w, b: L.gated_rms_norm(x, x * 2, (D,), w, 1e-6, gate_first=True),
-        lambda x, w, b: F.rms_norm(x * F.silu(x * 2), (D,), w, 1e-6),
-    ),
-    "layer_norm_act": (
-        lambda x, w, b: L.layer_norm_act(x, (D,), w, b, act="relu"),
-        lambda x, w, b: F.relu(F.layer_norm(x, (D,), w, b)),
-    ),
-    "rms_norm_act": (
-        lambda x, w, b: L.rms_norm_act(x, (D,), w, 1e-6),
-        lambda x, w, b: F.silu(F.rms_norm(x, (D,), w, 1e-6)),
-    ),
-    "dyt": (lambda x, w, b: L.dyt(x, b[:1], w, b), lambda x, w, b: torch.tanh(b[0] * x) * w + b),
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "slice", "no rows"])
 def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> None:
     torch.manual_seed(1)
@@ -103,7 +69,7 @@ def test_a_function_is_pytorchs_forward_and_backward(name: str, layout: str) -> 
         "no rows": torch.randn(0, 3, D),
     }[layout]  # fmt: skip
     inputs = [x.requires_grad_(), torch.randn(D, requires_grad=True), torch.randn(D, requires_grad=True)]
-    ours, theirs = CALLS[name]
+    ours, theirs = PAIRS[name]
     y, expected = ours(*inputs), theirs(*inputs)
     assert y.shape == expected.shape
     torch.testing.assert_close(y, expected, rtol=5e-6, atol=5e-6)

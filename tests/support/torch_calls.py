@@ -16,11 +16,11 @@ CALLS: dict[str, Function] = {
     "layer_norm of two": lambda x, w, b: L.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
     "rms_norm": lambda x, w, b: L.rms_norm(x, (D,), w),
     "add_layer_norm": lambda x, w, b: torch.cat(L.add_layer_norm(x, x * 2, (D,), w, b), -1),
-    "add_rms_norm": lambda x, w, b: torch.cat(L.add_rms_norm(x, x * 2, (D,), w), -1),
-    "gated_layer_norm": lambda x, w, b: L.gated_layer_norm(x, x * 2, (D,), w, b),
-    "gated_rms_norm": lambda x, w, b: L.gated_rms_norm(x, x * 2, (D,), w),
-    "layer_norm_act": lambda x, w, b: L.layer_norm_act(x, (D,), w, b),
-    "rms_norm_act": lambda x, w, b: L.rms_norm_act(x, (D,), w),
+    "add_rms_norm": lambda x, w, b: torch.cat(L.add_rms_norm(x, x * 2, (D,), w, 1e-6), -1),
+    "gated_layer_norm": lambda x, w, b: L.gated_layer_norm(x, x * 2, (D,), w, b, act="gelu"),
+    "gated_rms_norm": lambda x, w, b: L.gated_rms_norm(x, x * 2, (D,), w, 1e-6, gate_first=True),
+    "layer_norm_act": lambda x, w, b: L.layer_norm_act(x, (D,), w, b, act="relu"),
+    "rms_norm_act": lambda x, w, b: L.rms_norm_act(x, (D,), w, 1e-6),
     "dyt": lambda x, w, b: L.dyt(x, b[:1], w, b),
     "l2_norm": lambda x, w, b: L.l2_norm(x),
     "softmax": lambda x, w, b: L.softmax(x, -1),
@@ -32,6 +32,16 @@ THEIRS: dict[str, Function] = {
     "l2_norm": lambda x, w, b: F.normalize(x, dim=-1),
     "softmax": lambda x, w, b: F.softmax(x, -1),
     "log_softmax": lambda x, w, b: F.log_softmax(x, -1),
+}
+FORMULAS: dict[str, Function] = THEIRS | {
+    "layer_norm of two": lambda x, w, b: F.layer_norm(x, (3, D), w.expand(3, D), b.expand(3, D)),
+    "add_layer_norm": lambda x, w, b: torch.cat([F.layer_norm(x * 3, (D,), w, b), x * 3], -1),
+    "add_rms_norm": lambda x, w, b: torch.cat([F.rms_norm(x * 3, (D,), w, 1e-6), x * 3], -1),
+    "gated_layer_norm": lambda x, w, b: F.layer_norm(x, (D,), w, b) * F.gelu(x * 2),
+    "gated_rms_norm": lambda x, w, b: F.rms_norm(x * F.silu(x * 2), (D,), w, 1e-6),
+    "layer_norm_act": lambda x, w, b: F.relu(F.layer_norm(x, (D,), w, b)),
+    "rms_norm_act": lambda x, w, b: F.silu(F.rms_norm(x, (D,), w, 1e-6)),
+    "dyt": lambda x, w, b: torch.tanh(b[0] * x) * w + b,
 }
 
 
