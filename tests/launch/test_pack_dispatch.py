@@ -2,8 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 import lngen
 from fake_driver import FakeDriver
-from fake_images import cubins_of_ptx
+from limited_packs import BUILDS, BWD, WIDE, limited
 from lngen.compiler.compile import Compilation
 from lngen.compiler.devices import device_for
 from lngen.errors import LngenError, ScheduleError
@@ -81,31 +79,10 @@ def test_the_largest_cluster_is_that_of_the_described_gpu(capability: tuple[int,
 
 # ---- what a GPU cannot launch ----
 
-BWD = "layernorm.bwd:d=64,dtype=bf16"
-WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
-BUILDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "single launch": (BWD, {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"}),
-    "shared memory": (BWD, {"arch": "sm_80", "schedule": "form=cp_async,threads=8,rows_per_block=128,vec=8,stages=4",
-     "device": "a100"}),
-    "static shared memory": ("layernorm.bwd:d=4096,dtype=bf16", {"arch": "sm_80", "device": "a100"}),
-    "clusters": (WIDE, {"arch": "sm_90+ptx",
-     "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"}),
-}  # fmt: skip
 
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a build, by name; the PTX of each cubin lies beside it."""
-    pytest.importorskip("cupy")
-
-    @cache
-    def folder(name: str) -> Path:
-        (spec, options), made = BUILDS[name], tmp_path_factory.mktemp("pack")
-        with nullcontext() if name == "static shared memory" else cubins_of_ptx():  # which the compiler tells
-            build([spec], made, emit="ptx,cubin", **options)
-        return made
-
-    return folder
+    return lambda name: limited(name, tmp_path_factory)
 
 
 @pytest.fixture
@@ -151,7 +128,7 @@ def test_a_gpu_takes_what_it_can_launch(
     """Another kernel set of the same results, where the GPU has too few multiprocessors, bytes or clusters."""
     folder = built(name)
     on(folder, *capability, **how)
-    pack, spec = lngen.load(folder), BUILDS[name][0]
+    pack, spec = lngen.load(folder), BUILDS[name][0][0]
     loaded = pack.kernels(spec, 0, 1000)
     assert loaded.described["name"] == choice(folder)[place]
     assert pack.kernels(spec, 0, 1) is loaded
@@ -214,7 +191,7 @@ def test_without_another_kernel_set_the_reason_is_told(
 ) -> None:
     folder = built(name)
     on(folder, *capability, name="A GPU", **how)
-    pack, spec = lngen.load(folder), BUILDS[name][0]
+    pack, spec = lngen.load(folder), BUILDS[name][0][0]
     for image in pack.dispatch(spec)["images"]:
         image["classes"][0]["otherwise"] = None
     with pytest.raises(LngenError) as error:

@@ -4,7 +4,6 @@ import ctypes
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from commands import prints
 from fake_driver import SHARED_OPTIN, FakeDriver
 from fake_images import cubins_of_ptx
 from host_tensors import pass_for_gpu_tensors
+from limited_packs import BUILDS, limited
 from lngen.compiler.compile import Compilation
 from lngen.compiler.contract import described
 from lngen.compiler.devices import device_for
@@ -89,30 +89,12 @@ DEVICES = {
     "T4": ((7, 5), 40, 1), "A100": ((8, 0), 108, 1), "RTX 4090": ((8, 9), 128, 1), "H200": ((9, 0), 132, 16),
     "B200": ((10, 0), 148, 16), "RTX 5090": ((12, 0), 170, 8),
 }  # fmt: skip
-WIDE = "rmsnorm.fwd:d=131072,dtype=bf16"
-BUILDS: dict[str, tuple[list[str], dict[str, Any]]] = {
-    "archs and rows": (["layernorm.fwd:d=256,dtype=bf16", "layernorm.bwd:d=256,dtype=bf16"],
-     {"arch": "sm_75,sm_80,sm_90+ptx", "rows": "1,1000,many"}),
-    "static shared memory": (["layernorm.bwd:d=4096,dtype=bf16"], {"arch": "sm_80"}),
-    "single launch": (["layernorm.bwd:d=72,dtype=bf16"],
-     {"schedule": "form=registers,threads=8,rows_per_block=128,vec=8,single_launch=yes"}),
-    "clusters": ([WIDE], {"arch": "sm_90+ptx",
-     "schedule": "form=registers,threads=256,rows_per_block=1,vec=8,cluster=16"}),
-}  # fmt: skip
 ROWS = (0, 1, 5, 200, 1000, 4096, 100_000)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def built(name: str) -> Path:
-        specs, options = BUILDS[name]
-        folder = tmp_path_factory.mktemp("pack")
-        with nullcontext() if name == "static shared memory" else cubins_of_ptx():  # which the compiler tells
-            lngen.build(specs, folder, **options)
-        return folder
-
-    return built
+    return lambda name: limited(name, tmp_path_factory)
 
 
 @cache
@@ -146,7 +128,7 @@ def last_rows(pack: Pack, spec: str, multiprocessors: int) -> list[int]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("name", ["archs and rows", "static shared memory", "single launch", "clusters"])
 def test_the_launcher_takes_and_launches_what_lngen_does(
     name: str, device: str, pack: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
