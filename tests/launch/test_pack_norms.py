@@ -27,8 +27,8 @@ from host_tensors import pass_for_gpu_tensors  # noqa: E402
 
 D = 64
 SPECS = [
-    *(f"layernorm.{way}:d={D},dtype={keys}" for way in ("fwd", "bwd") for keys in ("f32", "bf16,eps=run")),
-    f"rmsnorm.fwd:d={D},dtype=f32,strides=2", f"add_rmsnorm.fwd:d={D},dtype=f32", f"rmsnorm.fwd:d={2 * D},dtype=f32",
+    f"layernorm.fwd:d={D},dtype=f32", f"layernorm.bwd:d={D},dtype=f32", f"layernorm.fwd:d={D},dtype=bf16,eps=run",
+    f"rmsnorm.fwd:d={D},dtype=f32,strides=2", f"rmsnorm.fwd:d={2 * D},dtype=f32",
 ]  # fmt: skip
 
 
@@ -36,7 +36,7 @@ SPECS = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("pack")
     with cubins_of_ptx():
-        lngen.build(SPECS, out, arch="sm_90", rows="1,many", emit="ptx,cubin")
+        lngen.build(SPECS, out, arch="sm_90", rows="1", emit="ptx,cubin")
     return out
 
 
@@ -53,24 +53,8 @@ def pack(gpu: FakeDriver, folder: Path) -> Any:
     return lngen.load(folder)
 
 
-def numbers(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
-    found = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-    return found.to(dtype or torch.float32)
-
-
-def host(tensor: Any) -> Any:
-    """A NumPy array of a tensor, with ml_dtypes' bfloat16."""
-    import ml_dtypes
-
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return tensor.numpy()
-
-
-def same(tensors: Any, arrays: Any) -> bool:
-    """True if all bits are equal."""
-    pairs = [(host(t.contiguous()), np.asarray(a)) for t, a in zip(tensors, arrays, strict=True)]
-    return all(a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs)
+def numbers(*shape: int, seed: int = 0) -> Any:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda norm: pickle.loads(pickle.dumps(norm))])
@@ -80,7 +64,7 @@ def test_a_copy_launches_and_takes_what_the_norm_saved(pack: Any, copied: Any) -
     y, saved = norm.forward(*inputs)
     other = copied(norm)
     found = (other.forward(*inputs)[0], *other.backward(dy, pickle.loads(pickle.dumps(saved))))
-    assert same(found, map(host, (y, *norm.backward(dy, saved))))
+    assert all(map(torch.equal, found, (y, *norm.backward(dy, saved))))
 
 
 # ---- captures, threads ----
