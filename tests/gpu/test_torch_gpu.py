@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import lngen.torch as L  # noqa: E402
-from torch_calls import CALLS, THEIRS, D, leaves  # noqa: E402
+from torch_calls import CALLS, THEIRS, D, leaves, same_bits  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 WIDE = 1024
@@ -26,10 +26,6 @@ def results(call: Callable[..., Any], inputs: Any) -> list[Any]:
     dy = torch.linspace(-1, 2, y.numel()).to(y.dtype).reshape(y.shape).to(y.device)
     found = [y, *torch.autograd.grad(y, inputs, dy, allow_unused=True)]
     return [t if t is None else t.detach().cpu() for t in found]
-
-
-def same(found: Any, wanted: Any) -> bool:
-    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 def moved(inputs: Any) -> list[Any]:
@@ -53,7 +49,7 @@ def test_bits_are_those_of_the_cpu(name: str, dtype: Any) -> None:
     wanted = results(CALLS[name], inputs)
     there = moved(inputs)
     for _ in range(3):  # prepared, then direct
-        assert same(results(CALLS[name], there), wanted)
+        assert same_bits(results(CALLS[name], there), wanted)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 64, 700])
@@ -64,7 +60,7 @@ def test_bits_of_more_rows_and_with_f32_weights(rows: int) -> None:
         wanted = results(norm, mixed)
         there = moved(mixed)
         for _ in range(2):
-            assert same(results(norm, there), wanted)
+            assert same_bits(results(norm, there), wanted)
 
 
 def test_views_of_any_alignment_and_stride() -> None:
@@ -77,7 +73,7 @@ def test_views_of_any_alignment_and_stride() -> None:
         with torch.no_grad():
             other.copy_(x)
         for _ in range(2):
-            assert same(results(norm, (other.detach().requires_grad_(), w, b)), wanted)
+            assert same_bits(results(norm, (other.detach().requires_grad_(), w, b)), wanted)
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
@@ -112,7 +108,7 @@ def test_a_graph_of_forward_and_backward_replays() -> None:
         t.detach().zero_()
     graph.replay()
     torch.cuda.synchronize()
-    assert same([y.detach(), *found], [norm(x, w, b).detach(), *wanted])
+    assert same_bits([y.detach(), *found], [norm(x, w, b).detach(), *wanted])
 
 
 def test_a_first_call_in_a_capture_is_captured() -> None:
@@ -135,7 +131,7 @@ def test_the_stream_of_forward_is_that_of_backward() -> None:
         dy = torch.linspace(-1, 2, y.numel()).to(y.dtype).reshape(y.shape).cuda(non_blocking=True)
         found = torch.autograd.grad(y, there, dy)
         free.synchronize()
-    assert same([t.detach().cpu() for t in (y, *found)], wanted)
+    assert same_bits([t.detach().cpu() for t in (y, *found)], wanted)
 
 
 def test_threads_that_never_used_the_gpu() -> None:
@@ -143,14 +139,14 @@ def test_threads_that_never_used_the_gpu() -> None:
     wanted, there = results(norm, inputs), moved(inputs)
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(lambda n: results(norm, there), range(16)):
-            assert same(found, wanted)
+            assert same_bits(found, wanted)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_code_has_the_same_bits() -> None:
     inputs = drawn()
     wanted, there = results(norm, inputs), moved(inputs)
-    assert same(results(torch.compile(norm, fullgraph=True), there), wanted)
+    assert same_bits(results(torch.compile(norm, fullgraph=True), there), wanted)
 
 
 def test_a_patched_model_trains_and_is_stored() -> None:
@@ -175,8 +171,8 @@ def test_another_device_than_the_current_one() -> None:
     for device in (1, 0, 1):
         there = [t.detach().to(f"cuda:{device}").requires_grad_() for t in inputs]
         for _ in range(2):
-            assert same(results(norm, there), wanted)
+            assert same_bits(results(norm, there), wanted)
             with torch.cuda.device(1 - device):
-                assert same(results(norm, there), wanted)
+                assert same_bits(results(norm, there), wanted)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         norm(inputs[0].detach().to("cuda:0"), inputs[1].detach().to("cuda:1"), None)

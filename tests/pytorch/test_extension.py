@@ -24,6 +24,7 @@ from lngen.errors import MissingError
 from lngen.launch import direct
 from lngen.torch import extension
 from native_launches import NativeLaunches, go_native
+from torch_calls import same_bits
 
 pytestmark = pytest.mark.full  # a plain run builds nothing
 
@@ -45,10 +46,6 @@ def expected_of(call: Callable[[], Any]) -> Any:
     """What the dispatcher's way gives."""
     with Passing():
         return call()
-
-
-def equal(found: Any, expected: Any) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def gradients(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -96,7 +93,7 @@ def test_hooks_see_and_change_gradients(native: NativeLaunches) -> None:
 
     expected = expected_of(call)
     seen.clear()
-    assert equal(call(), expected)
+    assert same_bits(call(), expected)
     assert seen == ["before", "after"]
     assert norm(x, w, b).grad_fn.name() == "LngenBackward"  # type: ignore[union-attr]
 
@@ -106,7 +103,7 @@ def test_a_graph_is_kept_or_freed(native: NativeLaunches) -> None:
     y = norm(*given)
     dy = torch.randn_like(y)
     first = torch.autograd.grad(y, given, dy, retain_graph=True)
-    assert equal(torch.autograd.grad(y, given, dy), first)
+    assert same_bits(torch.autograd.grad(y, given, dy), first)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(y, given, dy)
 
@@ -118,7 +115,7 @@ def test_gradients_accumulate(native: NativeLaunches) -> None:
             y.sum().backward(retain_graph=True)
         if n == 1:
             first = [t.grad.clone() for t in (x, w)]  # type: ignore[union-attr]
-    assert equal((x.grad, w.grad), [2 * t for t in first])
+    assert same_bits((x.grad, w.grad), [2 * t for t in first])
 
 
 def test_a_change_in_place_of_what_is_kept_is_noticed(native: NativeLaunches) -> None:
@@ -141,7 +138,7 @@ def test_a_result_can_be_changed_in_place(native: NativeLaunches) -> None:
         return torch.autograd.grad(norm(*given).mul_(3).pow(2).sum(), given)
 
     expected = expected_of(call)
-    assert equal(call(), expected)
+    assert same_bits(call(), expected)
 
 
 def test_hooks_of_saved_tensors_are_called(native: NativeLaunches) -> None:
@@ -151,10 +148,10 @@ def test_hooks_of_saved_tensors_are_called(native: NativeLaunches) -> None:
     with saved_tensors_hooks(lambda t: packed.append(t.shape) or t.clone(), lambda t: t):  # type: ignore[func-returns-value]
         y = norm(*given)
     assert packed == [(2, 3, D), (D,), (12,)]
-    assert equal(torch.autograd.grad(y.pow(3).sum(), given), expected)
+    assert same_bits(torch.autograd.grad(y.pow(3).sum(), given), expected)
     with save_on_cpu():
         y = norm(*given)
-    assert equal(torch.autograd.grad(y.pow(3).sum(), given), expected)
+    assert same_bits(torch.autograd.grad(y.pow(3).sum(), given), expected)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -163,7 +160,7 @@ def test_checkpoints(native: NativeLaunches, reentrant: bool) -> None:
     expected = expected_of(lambda: gradients(*given))
     y = checkpoint(norm, *given, use_reentrant=reentrant)
     y.pow(3).sum().backward()
-    assert equal([t.grad for t in given], expected)
+    assert same_bits([t.grad for t in given], expected)
 
 
 def test_modes_and_batches_in_backward_go_another_way(native: NativeLaunches) -> None:
@@ -202,11 +199,11 @@ def test_many_threads_have_gradients(native: NativeLaunches) -> None:
     expected = [expected_of(lambda one=one: gradients(*one)) for one in given]
     with ThreadPoolExecutor(3) as pool:
         for found, wanted in zip(pool.map(lambda one: gradients(*one), given * 2), expected * 2, strict=True):
-            assert equal(found, wanted)
+            assert same_bits(found, wanted)
     y = norm(*given[0]).pow(3).sum()
     with ThreadPoolExecutor(3) as pool:
         for found in pool.map(lambda n: torch.autograd.grad(y, given[0], retain_graph=True), range(6)):
-            assert equal(found, expected[0])
+            assert same_bits(found, expected[0])
 
 
 def test_an_error_in_python_reaches_the_caller(native: NativeLaunches, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +223,11 @@ def test_a_workspace_that_has_to_be_prepared_is_pythons(
     planned = extension.plan_of
     monkeypatch.setattr(extension, "plan_of", lambda kernels: None if kernels.more else planned(kernels))
     for n in (1, 2):
-        assert equal(gradients(*given), expected)
+        assert same_bits(gradients(*given), expected)
         assert native.launched == n < len(native.gpu.launched)
     monkeypatch.setattr(extension, "plan_of", lambda kernels: None)
     forget()
-    assert equal(gradients(*given), expected)
+    assert same_bits(gradients(*given), expected)
     assert native.launched == 2
 
 
