@@ -122,11 +122,12 @@ def launcher_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return made
 
 
-@pytest.mark.parametrize(("kind", "name"), [(k, name) for k in KINDS for name, c in CALLS.items() if takes(k, c)])
-def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(
-    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+@pytest.mark.parametrize("spec", dict.fromkeys(call.spec for call in CALLS.values()))
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
+    launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, spec: str
 ) -> None:
-    if CALLS[name].spec in SCHEDULES and device_arch(0) != "sm_90":
+    if spec in SCHEDULES and device_arch(0) != "sm_90":
         pytest.skip("its schedule is for 9.0")
     if kind == "TVM FFI":
         pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
@@ -134,8 +135,12 @@ def test_a_call_has_the_bits_of_the_interpreter_or_is_refused(
         from lngen.launch.hub_package import functional
 
         monkeypatch.setattr(functional, "__file__", str(folder.with_name("functional.py")))
-    memory = Memory(CALLS[name])
-    assert wrong(launcher_of(kind), memory, OnGpu(memory)) == []
+    found = {}
+    for name, call in CALLS.items():
+        if call.spec == spec and takes(kind, call):
+            memory = Memory(call)
+            found[name] = wrong(launcher_of(kind), memory, OnGpu(memory))
+    assert {name: faults for name, faults in found.items() if faults} == {}
 
 
 @pytest.mark.parametrize("name", GIVEN)

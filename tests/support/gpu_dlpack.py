@@ -13,8 +13,12 @@ DTYPES = {
     "f32": (2, 32),
     "f64": (2, 64),
     "u8": (1, 8),
+    "int8": (0, 8),
     "i32": (0, 32),
-}  # DLDataType: code and bits
+    "i64": (0, 64),
+    "e4m3": (10, 8),
+    "e5m2": (12, 8),
+}  # fmt: skip  (DLDataType: code and bits)
 
 _capsule: Any = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
