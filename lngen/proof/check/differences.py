@@ -93,7 +93,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
     smooth = replace(forward, params=(*forward.params, *held), eqns=eqns)
 
     def function(**at: Array) -> Array:
-        results = evaluate(smooth, at | numbers)
+        results = evaluate(smooth, at | numbers, wide=True)  # no cast saturates: the derivative passes it unchanged
         return np.concatenate([results[name].value.ravel() for name in spec.differentiated])
 
     found = {}

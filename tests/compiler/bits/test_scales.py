@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from explained import subject_of
 from float8 import nearest
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
@@ -16,6 +17,7 @@ from lngen.compiler.problem import problem
 from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import QUANTISED
+from lngen.lab.explain import explain
 from lngen.proof.check.differences import gradient_excess
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
@@ -177,3 +179,17 @@ def test_in_f64_the_scale_that_is_stored_divides() -> None:
     found = interpret(spec_of(quantised(DType.E4M3), 16, "f64").graph(), {"x": x})
     assert found["q_scale"].dtype == np.float32
     assert np.array_equal(bits(found["q"]), nearest(x / found["q_scale"][:, None].astype(np.float64), DType.E4M3))
+
+
+def test_the_gradient_is_that_of_differences() -> None:
+    """The rounding to 8 bits is taken for none, also where the largest number of a block saturates."""
+    found = gradient_excess(spec_of(normed, 128, way="bwd"))
+    assert {*found} == {"dx", "dresidual", "dgamma"}
+    assert max(found.values()) < 1
+
+
+def test_explain_measures_the_errors_of_quantised_results() -> None:
+    (section,) = explain(subject_of(spec_of(normed, 128, "bf16")), ["stability"])
+    (ordinary, *_) = section.data["measured"]
+    assert {*ordinary["errors"]} >= {"h", "q", "q_scale"}
+    assert ordinary["errors"]["q"] <= 1

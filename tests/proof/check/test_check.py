@@ -155,8 +155,8 @@ def test_differences_catch_a_wrong_derivative(monkeypatch: pytest.MonkeyPatch, l
     assert set(true) == {"dx", "dgamma"}
     assert max(true.values()) < 1
 
-    def forgetful(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Real]:
-        results = evaluate(graph, inputs)
+    def forgetful(graph: Graph, inputs: Mapping[str, Array], **how: bool) -> dict[str, Real]:
+        results = evaluate(graph, inputs, **how)
         return {n: Real(r.value * (factor if n == lost else 1), r.error) for n, r in results.items()}
 
     monkeypatch.setattr("lngen.proof.check.differences.evaluate", forgetful)

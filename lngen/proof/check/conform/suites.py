@@ -13,7 +13,7 @@ from lngen.compiler.ir import WIDE, D, DType, M, Type, compute_dtype, independen
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
 from lngen.compiler.passes.instance import indexed, lengths
 from lngen.compiler.spec import Spec
-from lngen.dtypes import FLOATS
+from lngen.dtypes import WRITTEN
 from lngen.errors import SpecError
 from lngen.proof.check.conform.implementations import FailedError, Found, Ran, Target, clone
 from lngen.proof.check.differences import real_results
@@ -130,7 +130,7 @@ class Calls(ABC):
             wanted = self.type_of(name)
             if got.shape != wanted.shape(m, d):
                 raise FailedError(f"{name} has shape {got.shape}, expected {wanted.shape(m, d)}.")
-            if FROM_NUMPY.get(got.dtype) not in FLOATS:
+            if FROM_NUMPY.get(got.dtype) not in WRITTEN:
                 raise FailedError(f"{name} has dtype {got.dtype}, expected {wanted.dtype}.")
             with np.errstate(all="ignore"):
                 found[name] = np.array(got.astype(NUMPY_DTYPE[wanted.dtype]))
