@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lngen.compiler.ir import D, Eqn, Graph, values_of
+from lngen.compiler.ir import D, Graph, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.real import Real
 from lngen.compiler.passes.instance import drawn, indexed, lengths
 from lngen.compiler.spec import Spec
-from lngen.dtypes import QUANTISED
 from lngen.proof.check.oracles import SLACK, excess
 
 ROWS = 3
@@ -89,8 +88,7 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
 
     held = tuple(e.out for e in forward.eqns if e.op in HELD)
     numbers = {name: real.value for name, real in evaluate(replace(forward, results=held), primals).items()}
-    eqns = tuple(_passed(e) for e in forward.eqns if e.out not in held)
-    smooth = replace(forward, params=(*forward.params, *held), eqns=eqns)
+    smooth = replace(forward, params=(*forward.params, *held), eqns=tuple(e for e in forward.eqns if e.out not in held))
 
     def function(**at: Array) -> Array:
         results = evaluate(smooth, at | numbers, wide=True)  # no cast saturates: the derivative passes it unchanged
@@ -102,12 +100,6 @@ def gradient_excess(spec: Spec) -> dict[str, float]:
         # A graph whose results are all 0 has nothing to divide by, and no error.
         found[result] = one.error and one.error / (ALLOWED * one.size + one.doubt)
     return found
-
-
-def _passed(eqn: Eqn) -> Eqn:
-    """The equation; a cast that saturates becomes its operand, as its derivative takes it."""
-    saturates = eqn.op == "cast" and eqn.out.type.dtype in QUANTISED
-    return replace(eqn, op="detach", attrs=()) if saturates else eqn
 
 
 def _formulas(spec: Spec) -> Graph:
