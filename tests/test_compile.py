@@ -112,7 +112,7 @@ def test_one_norm_runs_each_stage_once(counts: Counts, monkeypatch: pytest.Monke
 
     def load(plan: Any, image: bytes, device: int, overlap: bool) -> Any:
         loaded.append(plan.name)
-        return SimpleNamespace(plan=plan)
+        return SimpleNamespace(described={}, shared=())
 
     monkeypatch.setattr(calls, "device_arch", lambda device: "sm_90")
     monkeypatch.setattr(calls, "live_gpu", lambda device: None)

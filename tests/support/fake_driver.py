@@ -25,6 +25,7 @@ from fake_memories import Memories
 from lngen.compiler.devices import Device, capability, device_for
 from lngen.compiler.toolchain import compile_ptx
 from lngen.launch.array_call import LAUNCHED
+from lngen.launch.early import kernel_sets
 from lngen.proof.ptx.outcome import Finding
 
 # CUdevice_attribute
@@ -66,7 +67,8 @@ class FakeDriver(Graphs):
         devices: int = 1,
     ) -> None:
         super().__init__()
-        LAUNCHED.clear()  # of another GPU, whose functions have the same addresses
+        for known in (LAUNCHED, kernel_sets):  # of another GPU, whose functions have the same addresses
+            known.clear()
         self.capability, self.name, self.version, self.devices = capability, name, version, devices
         self.attributes = attributes_of(device_for("sm_{}{}".format(*capability)), capability, multiprocessors)
         self.refuse: dict[str, int] = {}

@@ -364,9 +364,11 @@ def kernels_of_own_graphs() -> Iterator[str]:
     """Kernels whose rows come by TMA: of whole numbers, and with a number for each block of features."""
     specs = [
         make_spec(Definition("everywhere", everywhere(stored)), "fwd", {"d": 64, "dtype": dtype})
-        for dtype, stored in product(("f32", "f64"), WHOLE)
+        for dtype, stored in product(("f32", "f64"), (*WHOLE, "e4m3", "e5m2"))
     ]
-    for spec in (*specs, make_spec(DEFINITIONS["block_scaled"], "fwd", {"d": 64})):
+    blocks = [make_spec(DEFINITIONS["block_scaled"], "fwd", {"d": 64})]
+    blocks += [make_spec(DEFINITIONS["quantised"], "fwd", {"d": 64, "dtype": dtype}) for dtype in ("f32", "f64")]
+    for spec in (*specs, *blocks):
         facts = problem(spec.graph(), spec.d)
         found = {s.form: s for s in space(facts)}
         yield COMMENT.sub("", emit(lower(spec, found["tma"], None, facts)))
