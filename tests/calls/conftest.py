@@ -57,13 +57,15 @@ def launcher_of(gpu: FakeDriver, folder: Path, request: Any, tmp_path_factory: A
             ffi = {"LNGEN_TVM_FFI": ""} if name == "tvm" else {}
             out, bridge = tmp_path_factory.mktemp(name), request.getfixturevalue("bridge")
             CLibrary.built(folder, out, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path, **ffi)
-            return kind(folder, out / "kernels.so")  # type: ignore[no-any-return]
-        if issubclass(kind, Torch):
+            given: tuple[Any, ...] = folder, out / "kernels.so"
+        elif issubclass(kind, Torch):
             from host_tensors import HostTensors
 
-            return kind(HostTensors(gpu))
-        given = {"numpy": (), "compiled": (ArraysOf(gpu),), "pack": (ArraysOf(gpu), folder)}
-        return kind(*given[name])  # type: ignore[no-any-return]
+            given = (HostTensors(gpu),)
+        else:
+            given = {"numpy": (), "compiled": (ArraysOf(gpu),), "pack": (ArraysOf(gpu), folder)}[name]
+        found: Launcher = kind(*given)
+        return found
 
     return made
 
@@ -78,8 +80,11 @@ def launcher(
     made = launcher_of(request.param)
     begin(gpu)
     monkeypatch.setattr(driver, "library", lambda: gpu)
-    image = lambda kernels, arch: SimpleNamespace(image=gpu.made_up(kernels.text, arch), resources={})  # noqa: E731
-    monkeypatch.setattr(KernelSet, "cubin", image)
+
+    def cubin(kernels: KernelSet, arch: str) -> SimpleNamespace:
+        return SimpleNamespace(image=gpu.made_up(kernels.text, arch), resources={})
+
+    monkeypatch.setattr(KernelSet, "cubin", cubin)
     if isinstance(made, Compiled):
         monkeypatch.setitem(arrays._BY_TYPE, FakeArray, made.arrays)
     if isinstance(made, Torch):

@@ -115,11 +115,20 @@ def launcher_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         if of in (C, TvmFfi):
             out = tmp_path_factory.mktemp("library")
             CLibrary.built(folder, out, LNGEN_PACK_DIR=folder, **({} if of is C else {"LNGEN_TVM_FFI": ""}))
-            return of(folder, out / "kernels.so")  # type: ignore[no-any-return]
-        arrays = CupyArrays() if kind == "CuPy" else TorchArrays()
-        return of(arrays, folder) if of is Packed else of(arrays)  # type: ignore[no-any-return]
+            given: tuple[Any, ...] = folder, out / "kernels.so"
+        else:
+            arrays = CupyArrays() if kind == "CuPy" else TorchArrays()
+            given = (arrays, folder) if of is Packed else (arrays,)
+        found: Launcher = of(*given)
+        return found
 
     return made
+
+
+def needs_its_schedule(spec: str) -> None:
+    """Skips a spec whose schedule this GPU does not have."""
+    if spec in SCHEDULES and device_arch(0) != "sm_90":
+        pytest.skip("its schedule is for 9.0")
 
 
 @pytest.mark.parametrize("spec", dict.fromkeys(call.spec for call in CALLS.values()))
@@ -127,8 +136,7 @@ def launcher_of(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
 def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
     launcher_of: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str, spec: str
 ) -> None:
-    if spec in SCHEDULES and device_arch(0) != "sm_90":
-        pytest.skip("its schedule is for 9.0")
+    needs_its_schedule(spec)
     if kind == "TVM FFI":
         pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi")
     if kind == "hub":
@@ -147,8 +155,7 @@ def test_calls_have_the_bits_of_the_interpreter_or_are_refused(
 def test_a_graph_holds_a_call_of_c(launcher_of: Any, name: str) -> None:
     """Host memory is seen before."""
     c, memory = launcher_of("C"), Memory(GIVEN[name])
-    if memory.call.spec in SCHEDULES and device_arch(0) != "sm_90":
-        pytest.skip("its schedule is for 9.0")
+    needs_its_schedule(memory.call.spec)
     call, graph = CCall(c.library, c.groups[str(memory.spec)], memory, OnGpu(memory)), torch.cuda.CUDAGraph()
     call.prepare()
     first = memory.signature.inputs[0].name

@@ -23,7 +23,7 @@ from lngen.launch.runtime.lock_file import Lock, Locked
 torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
 
-from host_tensors import pass_for_gpu_tensors  # noqa: E402
+from host_tensors import gpu_with, pass_for_gpu_tensors  # noqa: E402
 from remembering import remembering  # noqa: E402
 
 WIDTH = 64
@@ -59,9 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeDriver:
     """A machine without NVRTC."""
-    found = FakeDriver(version=13090)
-    found.knows_pack(folder)
-    pass_for_gpu_tensors(monkeypatch, found)
+    found = gpu_with(monkeypatch, folder)
     monkeypatch.setenv("LNGEN_PACKS", str(folder))
     monkeypatch.setattr(nvrtc, "_library", _missing)
     environment_packs._opened.cache_clear()

@@ -23,7 +23,7 @@ from lngen.launch import driver
 torch = pytest.importorskip("torch")
 pytest.importorskip("cupy")
 
-from host_tensors import pass_for_gpu_tensors  # noqa: E402
+from host_tensors import gpu_with  # noqa: E402
 
 D = 64
 SPECS = [
@@ -42,10 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeDriver:
-    found = FakeDriver(version=13090)
-    found.knows_pack(folder)
-    pass_for_gpu_tensors(monkeypatch, found)
-    return found
+    return gpu_with(monkeypatch, folder)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bits import spec_of
+from fake_arrays import NUMPY
 from lngen.compiler.contract import call as description
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import Spec
-from lngen.dtypes import READ
 from lngen.launch.signature import Signature
 from lngen.packs.build import build
 from lngen.proof.check.inputs import POISON, mismatches, random_inputs
@@ -86,9 +86,6 @@ class Laid(NamedTuple):
         steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
         low, high = (self.first + sum(pick(0, s) for s in steps) for pick in (min, max))
         return low * self.size, (high + 1) * self.size
-
-
-NUMPY = {t.value: np.dtype(t.numpy()) for t in READ}
 
 
 def signature(spec: Spec) -> Signature:

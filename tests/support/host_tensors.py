@@ -1,6 +1,7 @@
 """CPU tensors of PyTorch that pass for tensors of a GPU, whose memory is that of a fake driver."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,3 +42,11 @@ def pass_for_gpu_tensors(monkeypatch: pytest.MonkeyPatch, gpu: FakeDriver) -> Ho
     monkeypatch.setitem(arrays._BY_TYPE, torch.Tensor, library)
     assert gpu.cuInit(0) == 0
     return library
+
+
+def gpu_with(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeDriver:
+    """A fake GPU for CPU tensors that knows the pack in a folder."""
+    found = FakeDriver(version=13090)
+    found.knows_pack(folder)
+    pass_for_gpu_tensors(monkeypatch, found)
+    return found

@@ -197,19 +197,19 @@ def _picked(x: Array, at: tuple[Array, ...]) -> Array:
 
 def maximum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The larger one; a NaN if either is one, and +0 is larger than -0, so the order of operands does not matter."""
-    found = np.asarray(np.maximum(a, b, out=out))
-    equal = np.asarray(a == b)
-    if np.count_nonzero(equal):
-        np.copyto(found, np.where(np.signbit(a), b, a), where=equal)
-    return found
+    return _of_two(np.maximum(a, b, out=out), a, b, negative=False)
 
 
 def minimum(a: Array, b: Array, out: Array | None = None) -> Array:
     """The smaller one; a NaN if either is one, and -0 is smaller than +0, so the order of operands does not matter."""
-    found = np.asarray(np.minimum(a, b, out=out))
-    equal = np.asarray(a == b)
+    return _of_two(np.minimum(a, b, out=out), a, b, negative=True)
+
+
+def _of_two(found: Array, a: Array, b: Array, *, negative: bool) -> Array:
+    """``found``, in which two zeros give the one with that sign, whichever NumPy took."""
+    found, equal = np.asarray(found), np.asarray(a == b)
     if np.count_nonzero(equal):
-        np.copyto(found, np.where(np.signbit(a), a, b), where=equal)
+        np.copyto(found, np.where(np.signbit(a) == negative, a, b), where=equal)
     return found
 
 
