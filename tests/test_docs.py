@@ -31,7 +31,7 @@ from paths import ROOT
 
 TOPICS = (
     "adding", "c", "family", "glossary", "graph", "inspect", "layout", "manifest", "numbers", "numerics", "packs",
-    "performance", "reference", "results", "testing", "torch",
+    "performance", "quantised", "reference", "results", "testing", "torch",
 )  # fmt: skip
 PAGES = {path.stem: path for path in sorted((ROOT / "lngen" / "docs").glob("*.md"))}
 TEXTS = {

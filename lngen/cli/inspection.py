@@ -56,7 +56,8 @@ def _overview(graphs: list[dict[str, Any]]) -> str:
 
 def _described(definition: Definition) -> dict[str, Any]:
     declared = definition.builder(_OPTIONS).declared
-    everything = tuple((n, True) for n, option in declared.items() if isinstance(option.default, bool))
+    flags = (n for n, option in declared.items() if isinstance(option.default, bool) and not option.of_forward)
+    everything = tuple((n, True) for n in flags)
     built = definition.builder(replace(_OPTIONS, chosen=everything))
     dtypes = _dtypes(definition, declared)
     compute = "compute" if DType.F64.value in dtypes else DType.F32.value

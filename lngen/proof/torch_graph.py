@@ -208,6 +208,13 @@ def _places(c: Call, e: Eqn) -> Tensor:
     return c.torch.arange(c.size(e.axis), device=c.like.device).reshape(_spread(e.out, c.sizes))
 
 
+def _ceil_power(c: Call, x: Tensor) -> Tensor:
+    """The least power of two that is not below ``x``."""
+    significand, exponent = c.torch.frexp(x)  # in [1/2, 1)
+    power = c.torch.ldexp(c.torch.ones_like(x), exponent - (significand == 0.5).to(exponent.dtype))
+    return c.torch.where(c.torch.isfinite(x), power, x)
+
+
 def _cast(c: Call, x: Tensor, to: DType) -> Tensor:
     """``x`` in a dtype; of those that saturate, PyTorch's own casts do not all."""
     own = c.dtypes[to.value]
@@ -242,6 +249,8 @@ MEANINGS: dict[str, Meaning] = {
     "weighted": lambda c, e, a: a[0] * c.torch.where(c.tensor(a[0], e) == 0, 0.0, c.tensor(a[1], e)),
     "div": lambda c, e, a: a[0] / a[1],
     "fma": lambda c, e, a: a[0] * a[1] + a[2],
+    "div_scale": lambda c, e, a: a[0] / a[1],
+    "ceil_power": lambda c, e, a: _ceil_power(c, c.tensor(a[0], e)),
     "clamp": lambda c, e, a: c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high")),
     "select_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], 0.0, e),
     "select_eq": lambda c, e, a: _where(c, a[0] == a[1], a[2], 0.0, e),

@@ -52,7 +52,7 @@ class GraphOps:
         self.defaults = {name: option.default for name, option in plain.declared.items()}
         whole = name == definition.name
         if whole:
-            switches = [(name, True) for name, default in self.defaults.items() if default is False]
+            switches = [(name, True) for name, o in plain.declared.items() if o.default is False and not o.of_forward]
             params = {n: definition.builder(replace(options, chosen=((n, on),))).params for n, on in switches}
             added = tuple((n, on) for n, on in switches if n in {p.name for p in params[n]})
             full = definition.builder(replace(options, chosen=added))

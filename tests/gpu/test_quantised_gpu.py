@@ -1,8 +1,9 @@
-"""If these fail, a GPU's conversion to e4m3, e5m2 or int8 is not its expansion in integers."""
+"""If these fail, a GPU's conversion to 8 bits is not its expansion, or the division by a scale is not a division."""
 
 import pytest
 
 from lngen.compiler.headers import bundled
+from sampling import rotating
 
 pytestmark = pytest.mark.gpu
 
@@ -36,3 +37,34 @@ def test_all_floats_are_converted_as_by_the_expansion() -> None:
     numbers = cupy.zeros(3, cupy.uint64)
     cupy.RawKernel(bundled(SOURCE), "compare", options=("-fmad=false",))((2048,), (256,), (numbers,))
     assert numbers.tolist() == [0, 0, 0]
+
+
+PAIRS = r"""
+// v / s for a significand s of each thread and all significands v, as ir/scales.py divides: wrong counts quotients that
+// are not within half a unit of the exact one, whose remainder tells (there are no ties).
+extern "C" __global__ void pairs(unsigned first, unsigned long long* wrong) {
+    const unsigned n = first + blockIdx.x * blockDim.x + threadIdx.x;
+    const float s = __uint_as_float(0x3f800000u | n), inverse = 1.0f / s;
+    const float below = 0x1p-25f * s, above = 0x1p-24f * s;
+    unsigned bad = 0;
+    #pragma unroll 8
+    for (unsigned i = 0; i < 1u << 23; ++i) {
+        const float v = __uint_as_float(0x3f800000u | i);
+        const float near = v * inverse, over = fmaf(near, s, -v), quotient = fmaf(-over, inverse, near);
+        bad += fabsf(fmaf(-quotient, s, v)) < (i < n ? below : above) ? 0u : 1u;
+    }
+    if (bad) atomicAdd(wrong, static_cast<unsigned long long>(bad));
+}
+"""
+PARTS, THREADS = 128, 256
+
+
+@rotating("part", range(PARTS))
+def test_a_quotient_by_a_scale_is_rounded_correctly(part: int) -> None:
+    """All 2^46 pairs of significands in 128 parts, 31 s on an H100; exponents only shift the quotient."""
+    import cupy
+
+    wrong, count = cupy.zeros(1, cupy.uint64), (1 << 23) // PARTS
+    kernel = cupy.RawKernel(PAIRS, "pairs", options=("-fmad=false",))
+    kernel((count // THREADS,), (THREADS,), (cupy.uint32(part * count), wrong))
+    assert int(wrong[0]) == 0

@@ -42,7 +42,9 @@ def values(graph: str) -> dict[str, tuple[str, ...]]:
             found[name] = ("no" if option.default else "yes",)
         else:
             found[name] = tuple(c for c in option.choices if c != option.default) or ("0.5",)
-    added = tuple((n, True) for n, o in declared.items() if o.default is False and n != "zero_centred")
+    added = tuple(
+        (n, True) for n, o in declared.items() if o.default is False and n != "zero_centred" and not o.of_forward
+    )
     whole = replace(plain, chosen=added)
     outputs, statistics = definition.outputs(whole), definition.statistics(whole)
     inputs = definition.differentiable(whole)
@@ -89,7 +91,7 @@ def step(norm: Norm) -> None:
     rng, forward, backward = np.random.default_rng(27), norm.spec(), norm.spec("bwd")
     y, saved = norm.forward(**{p.name: drawn(rng, p) for p in forward.forward().params})
     outputs = forward.definition.outputs(forward.options)
-    types = {r.name: r for r in backward.forward().results}
+    types = {r.name: r for s in (forward, backward) for r in s.forward().results}
     for name, got in zip(outputs, y if isinstance(y, tuple) else (y,), strict=True):
         check(name, got, types[name].type.shape(ROWS, LENGTH), types[name].type.dtype)
     cotangents = tuple(drawn(rng, types[name]) for name in backward.differentiated)

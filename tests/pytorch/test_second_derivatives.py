@@ -21,7 +21,8 @@ Keys = dict[str, Any]
 def pairs(graph: str) -> list[Keys]:
     """No option, each value of each option alone, then all pairs of values of two options."""
     found: list[tuple[str, Any]] = []
-    for name, option in OPS[graph].definition.builder(PLAIN).declared.items():
+    declared = OPS[graph].definition.builder(PLAIN).declared
+    for name, option in ((n, o) for n, o in declared.items() if not o.of_forward):
         others = [c for c in option.choices if c != option.default] or [0.5]
         found += [(name, v) for v in ([not option.default] if isinstance(option.default, bool) else others)]
     return [{}, *({k: v} for k, v in found), *(dict(pair) for pair in combinations(found, 2) if len(dict(pair)) == 2)]

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from lngen.compiler.graphs.graph_builder import GraphBuilder, Options
+from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder, Options
 from lngen.compiler.ir import OPS, RUN, SUMS, WIDE, ByValue, D, DType, Graph, Value, is_graph_name, parse, recording
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.ir.type_rules import ORDER
@@ -146,6 +146,11 @@ class Definition:
     def statistics(self, options: Options) -> tuple[str, ...]:
         """Names of the values that forward may save besides its outputs."""
         return tuple(v.name for v in self.builder(options).statistics)
+
+    def of_backward(self, options: Options) -> tuple[tuple[str, Chosen], ...]:
+        """The chosen options that may change a backward."""
+        declared = self.builder(options).declared
+        return tuple((name, value) for name, value in options.chosen if not declared[name].of_forward)
 
     def saved(self, options: Options) -> tuple[str, ...]:
         """Names of the values that backward takes from forward if it needs them, outputs first.

@@ -37,15 +37,20 @@ Chosen = bool | float | str
 
 LARGEST_NUMBER = 1e30  # of an option
 SCALE_MIN = 2.0**-126  # the smallest number whose reciprocal is finite
+APPLY = ("div", "mul", "ratio")
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option with its default: True or False, a number, or one of the words ``choices``; ``about`` explains it."""
+    """An option with its default: True or False, a number, or one of the words ``choices``; ``about`` explains it.
+
+    ``of_forward``: it changes nothing in a backward.
+    """
 
     default: Chosen
     choices: tuple[str, ...] = ()
     about: str = ""
+    of_forward: bool = False
 
     @property
     def values(self) -> str:
@@ -62,7 +67,7 @@ class Option:
                 f"between two, got {name!r}."
             )
         for word in self.choices:
-            if not is_graph_name(word):
+            if not is_graph_name(word) and not word.isdecimal():
                 raise VerifyError(
                     f"graph @{graph}: the values of '{name}' are expected to be lower-case words of letters and "
                     f"digits, one underscore between two, got {word!r}."
@@ -176,13 +181,20 @@ class GraphBuilder(Builder):
         self.reserve(name, "an input")
         return None
 
-    def option(self, name: str, default: float | str, choices: tuple[str, ...] = (), about: str = "") -> Chosen:
+    def option(
+        self,
+        name: str,
+        default: Chosen,
+        choices: tuple[str, ...] = (),
+        about: str = "",
+        of_forward: bool = False,
+    ) -> Chosen:
         """The value of the spec's key ``name``: a number, or one of the words ``choices``.
 
-        ``about`` is what ``lngen list`` prints. VerifyError for a name that is declared twice or a wrong default,
-        SpecError for a value that the option does not take.
+        ``about`` is what ``lngen list`` prints. A backward drops the key if it is ``of_forward``. VerifyError for a
+        name that is declared twice or a wrong default, SpecError for a value that the option does not take.
         """
-        return self._choose(name, Option(default, choices, about))
+        return self._choose(name, Option(default, choices, about, of_forward))
 
     def flag(self, name: str, default: bool, about: str = "") -> bool:
         """The value of the spec's key ``name``, which is yes or no."""
@@ -356,29 +368,51 @@ class GraphBuilder(Builder):
         *,
         scale: Value | None = None,
         to: Axis | None = None,
+        apply: str = "div",
+        amax_min: float = 0.0,
+        amax_max: Value | None = None,
         scale_min: float = SCALE_MIN,
+        power_of_two: bool = False,
     ) -> Value:
         """The result x / scale, in e4m3, e5m2 or int8, and the result that is called ``name`` and ``_scale``, in f32.
 
-        The scale is the largest |x| of the row, or of its block ``to``, divided by the largest number of ``dtype``, and
-        ``scale_min`` at least. If an element is a NaN, so is the scale, and with it all that is divided by it. A
-        ``scale`` that is given is no result. The derivative takes the scale for a constant and passes the rounding, as
-        a straight-through estimator does. VerifyError for another dtype, a ``scale_min`` that is not above 0, or a
-        given scale and ``to``.
+        The scale is amax, the largest |x| of the row, or of its block ``to``, divided by Q, the largest number of
+        ``dtype``, and ``scale_min`` at least. If an element is a NaN, so is the scale, and with it all that is divided
+        by it. A ``scale`` that is given, a positive f32[], is no result. The derivative takes the scale for a constant
+        and passes the rounding, as a straight-through estimator does.
+
+        apply         ``div``: x / scale, a division; ``mul``: x * (1 / scale); ``ratio``: x * (Q / amax)
+        amax_min      the least amax
+        amax_max      the largest one; larger numbers are saturated
+        power_of_two  whether the scale is raised to the next power of two
+
+        VerifyError for another dtype, a ``scale_min`` that is not above 0, or a given scale and ``to``.
         """
         stored = self._declared(name, dtype)
-        self._check_quantised(name, stored, scale, to, scale_min)
+        self._check_quantised(name, stored, scale, to, scale_min, apply)
         if scale is not None:
-            return self.output(name, self.record("div", x, self.stop_gradient(scale)), stored)
-        largest = self.max(self.record("abs", x), to=to)
-        ratio = self.record("maximum", self.record("div", largest, stored.largest), scale_min)
-        kept = self.named(f"{name}_scale", self.record("cast", self.stop_gradient(ratio), to=DType.F32))
-        used = kept if self.compute is DType.F32 else self.record("cast", kept, to=self.compute)
-        q = self.output(name, self.record("div", x, used), stored)
+            s = self.stop_gradient(scale)
+            q32 = x * (1.0 / s) if apply == "mul" else self.record("div_scale", x, s, least=0.0, bounded=0)
+            return self.output(name, q32, stored)
+        largest = self.stop_gradient(self.max(abs(x), to=to))
+        largest = largest if amax_max is None else largest.minimum(amax_max)
+        amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
+        own = self._in((amax / stored.largest).maximum(scale_min), DType.F32)
+        kept = self.named(f"{name}_scale", self.record("ceil_power", own) if power_of_two else own)
+        s = self._in(kept, self.compute)
+        if apply == "ratio":
+            q32 = x * (stored.largest / amax).minimum(1 / scale_min)
+        elif apply == "mul":
+            q32 = x * (1.0 / s)
+        else:
+            q32 = self.record("div_scale", x, s, least=scale_min, bounded=int(amax_max is None))
+        q = self.output(name, q32, stored)
         self.output(f"{name}_scale", kept, DType.F32)
         return q
 
-    def _check_quantised(self, name: str, dtype: DType, scale: Value | None, to: Axis | None, scale_min: float) -> None:
+    def _check_quantised(
+        self, name: str, dtype: DType, scale: Value | None, to: Axis | None, scale_min: float, apply: str
+    ) -> None:
         """VerifyError for what ``quantise`` does not take."""
         what = f"graph @{self.name}: the quantised output '{name}' is expected"
         if dtype not in QUANTISED:
@@ -387,6 +421,13 @@ class GraphBuilder(Builder):
             raise VerifyError(f"{what} with a given scale or with one for each block, got scale= and to=.")
         if not DType.F32.least <= scale_min <= DType.F32.largest:
             raise VerifyError(f"{what} with a scale_min of f32 above 0, got {scale_min!r}.")
+        ways = APPLY if scale is None else APPLY[:2]
+        if apply not in ways:
+            raise VerifyError(f"{what} with apply={'|'.join(ways)}, got {apply!r}.")
+
+    def _in(self, x: Value, dtype: DType) -> Value:
+        """x in a dtype."""
+        return x if x.type.dtype is dtype else self.record("cast", x, to=dtype)
 
     def _declared(self, name: str, dtype: object) -> DType:
         """The dtype that an input or output declares, by any name that ``DType.of`` takes."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder
+from lngen.compiler.graphs.quantised import Returned, returned
 from lngen.compiler.ir import D, DType, M, Value
 from lngen.compiler.ir.names import widened
 
@@ -70,7 +71,7 @@ def layernorm(b: GraphBuilder) -> None:
     """
     x32 = b.input("x", M, D)
     weights = Weights.inputs(b, one=zero_centred(b))
-    b.output("y", weights.apply(b, centred(b, x32)))
+    returned(b, weights.apply(b, centred(b, x32)))
 
 
 def rmsnorm(b: GraphBuilder) -> None:
@@ -82,7 +83,7 @@ def rmsnorm(b: GraphBuilder) -> None:
     in a quarter of the bf16 results of a row of 4096, by 1 or 2 units in the last place.
     """
     x32 = b.input("x", M, D)
-    b.output("y", cast_weights(b).apply(b, scaled(b, x32)))
+    returned(b, cast_weights(b).apply(b, scaled(b, x32)))
 
 
 def centred(b: GraphBuilder, x32: Value) -> Value:
@@ -143,7 +144,7 @@ def add_layernorm(b: GraphBuilder) -> None:
     """
     total = summed(b)
     weights = Weights.inputs(b, one=zero_centred(b))
-    b.output("y", weights.apply(b, centred(b, total.normalised)))
+    returned(b, weights.apply(b, centred(b, total.normalised)))
     total.write(b)
 
 
@@ -154,7 +155,7 @@ def add_rmsnorm(b: GraphBuilder) -> None:
     """
     total = summed(b)
     weights = cast_weights(b)
-    b.output("y", weights.apply(b, scaled(b, total.normalised)))
+    returned(b, weights.apply(b, scaled(b, total.normalised)))
     total.write(b)
 
 
@@ -180,8 +181,9 @@ def parallel_rmsnorm(b: GraphBuilder) -> None:
 def _two_outputs(b: GraphBuilder, xhat: Value, weights: Weights, others: Weights) -> None:
     if weights.gamma is None and others.gamma is None and weights.beta is None and others.beta is None:
         b.refuse("two norms of one sum without weights are the same; use a graph with one output.")
-    b.output("y", weights.apply(b, xhat))
-    b.output("y1", others.apply(b, xhat, "1"))
+    result = Returned.by_keys(b)
+    result.write(b, weights.apply(b, xhat))
+    result.write(b, others.apply(b, xhat, "1"), "1")
 
 
 def summed(b: GraphBuilder) -> ResidualSum:
@@ -242,37 +244,37 @@ def _gated(b: GraphBuilder, normalise: Normalise, *, beta: bool) -> None:
     act = str(b.option("act", "silu", tuple(GATES), "function of z"))
     gate = b.named("gate", GATES[act](z))
     if b.flag("gate_first", False, "whether the gate precedes the norm"):
-        b.output("y", weights.apply(b, normalise(b, b.mul("gated", x, gate))))
+        returned(b, weights.apply(b, normalise(b, b.mul("gated", x, gate))))
     else:
-        b.output("y", b.mul("gated", weights.apply(b, normalise(b, x)), gate))
+        returned(b, b.mul("gated", weights.apply(b, normalise(b, x)), gate))
 
 
 def layernorm_sigmoid_mul(b: GraphBuilder) -> None:
     """y = x * sigmoid(layernorm(x)) (AITemplate's layernorm_sigmoid_mul)."""
     x = b.input("x", M, D)
     weights = Weights.inputs(b, one=zero_centred(b))
-    b.output("y", b.mul("gated", x, weights.apply(b, centred(b, x)).sigmoid()))
+    returned(b, b.mul("gated", x, weights.apply(b, centred(b, x)).sigmoid()))
 
 
 def rmsnorm_sigmoid_mul(b: GraphBuilder) -> None:
     """y = x * sigmoid(rmsnorm(x))."""
     x = b.input("x", M, D)
     weights = Weights.inputs(b, beta=False, one=zero_centred(b))
-    b.output("y", b.mul("gated", x, weights.apply(b, scaled(b, x)).sigmoid()))
+    returned(b, b.mul("gated", x, weights.apply(b, scaled(b, x)).sigmoid()))
 
 
 def layernorm_act(b: GraphBuilder) -> None:
     """y = act(layernorm(x) * gamma + beta)."""
     x = b.input("x", M, D)
     weights = Weights.inputs(b, one=zero_centred(b))
-    b.output("y", _activated(b, weights.apply(b, centred(b, x))))
+    returned(b, _activated(b, weights.apply(b, centred(b, x))))
 
 
 def rmsnorm_act(b: GraphBuilder) -> None:
     """y = act(rmsnorm(x) * gamma)."""
     x = b.input("x", M, D)
     weights = Weights.inputs(b, beta=False, one=zero_centred(b))
-    b.output("y", _activated(b, weights.apply(b, scaled(b, x))))
+    returned(b, _activated(b, weights.apply(b, scaled(b, x))))
 
 
 def _activated(b: GraphBuilder, norm: Value) -> Value:
@@ -286,4 +288,4 @@ def dyt(b: GraphBuilder) -> None:
     """
     x, alpha = b.input("x", M, D), b.input("alpha")
     weights = Weights.inputs(b)
-    b.output("y", weights.apply(b, b.named("t", b.mul("ax", x, alpha).tanh())))
+    returned(b, weights.apply(b, b.named("t", b.mul("ax", x, alpha).tanh())))

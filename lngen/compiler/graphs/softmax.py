@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder
+from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.ir import D, M, Value
 
 
@@ -15,7 +16,7 @@ def softmax(b: GraphBuilder) -> None:
     shifted, top = _shifted(b)
     e = b.named("e", shifted.exp())
     total = b.reduce_sum("rowsum", e, axis=D)
-    b.output("y", b.mul("p", e, b.div("rsum", b.number("one", 1.0), total)))
+    returned(b, b.mul("p", e, b.div("rsum", b.number("one", 1.0), total)))
     _statistics(b, top, total)
 
 
@@ -72,5 +73,5 @@ def l2norm(b: GraphBuilder) -> None:
     else:
         guarded = b.maximum("square_eps", square, b.from_eps("eps2", "eps_squared"))
     inverse = b.rsqrt("rnorm", guarded)
-    b.output("y", b.mul("y32", x, inverse))
+    returned(b, b.mul("y32", x, inverse))
     b.statistic(inverse)

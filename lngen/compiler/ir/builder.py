@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lngen.compiler.ir.axes import BASES, Axis, Derivation, axes_union
-from lngen.compiler.ir.functions import Functions
 from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
+from lngen.compiler.ir.scales import Scales
 from lngen.compiler.ir.types import (
     ORDERS,
     Attr,
@@ -61,7 +61,7 @@ class Unnamed(Value):
 Unnamed.__name__ = "Value"  # for the messages of Python
 
 
-class Builder(Functions):
+class Builder(Scales):
     """A graph under construction."""
 
     def __init__(

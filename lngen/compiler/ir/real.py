@@ -240,14 +240,20 @@ def function(f: Callable[[Array], Array], ulps: float | Callable[[Array], Array]
 
 @exact
 def maximum(a: Real, b: Real) -> Real:
-    """The larger one."""
-    return Real(np.maximum(a.value, b.value), np.maximum(a.error, b.error))
+    """The larger one; its error is that of a maximum of what either may be."""
+    return _of_two(np.maximum, a, b)
 
 
 @exact
 def minimum(a: Real, b: Real) -> Real:
-    """The smaller one."""
-    return Real(np.minimum(a.value, b.value), np.maximum(a.error, b.error))
+    """The smaller one, likewise."""
+    return _of_two(np.minimum, a, b)
+
+
+def _of_two(choose: Callable[[Array, Array], Array], a: Real, b: Real) -> Real:
+    value = choose(a.value, b.value)
+    most, least = choose(a.value + a.error, b.value + b.error), choose(a.value - a.error, b.value - b.error)
+    return Real(value, np.maximum(most - value, value - least))
 
 
 @exact

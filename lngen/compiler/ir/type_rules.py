@@ -39,6 +39,13 @@ def clamp(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return arithmetic(args, ())
 
 
+def div_scale(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    least, bounded = (dict(attrs).get(key) for key in ("least", "bounded"))
+    if not (isinstance(least, int | float) and least >= 0 and bounded in (0, 1)):
+        raise ValueError(f"expected {{bounded=0|1, least=number}} from 0, got bounded={bounded}, least={least}")
+    return arithmetic(args, ())
+
+
 # The attributes that define the order of a sum, each a number from 1.
 ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
 

@@ -148,6 +148,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         (name, value)
         for name, option in declared.items()
         if (value := option_value(text, name, option, options.get(name, option.default))) != option.default
+        and not (direction == "bwd" and option.of_forward)
     )
     order = short(options.get("order", ORDERS[0]))
     if order not in ORDERS:

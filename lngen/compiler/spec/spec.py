@@ -18,7 +18,9 @@ from lngen.compiler.ir import DEFAULT_EPS, ORDERS, RUN, DType, Graph, M, Run, co
 from lngen.errors import DerivativeError, SpecError
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
-_OTHER_WORDS = re.compile(r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q).*|wrt|of|acc|set|strides2")
+_OTHER_WORDS = re.compile(
+    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2"
+)
 
 
 def c_word(name: str) -> str:
@@ -307,7 +309,9 @@ class Spec:
     @cached_property
     def _turned(self) -> Spec:
         turned = replace(self, wrt=None, of=None, blocks=None, grad=None, accumulate=())  # which are of backward alone
-        return replace(turned, direction="bwd" if self.direction == "fwd" else "fwd")
+        if self.direction == "bwd":
+            return replace(turned, direction="fwd")
+        return replace(turned, direction="bwd", chosen=self.definition.of_backward(self.options))
 
 
 def _unpickled(graph: str | Definition, keys: dict[str, Any], digest: str) -> Spec:

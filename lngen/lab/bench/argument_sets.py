@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from lngen.compiler.ir import WIDE, DType, Graph, M, Value, independent_rows
 from lngen.compiler.passes import accumulated
 from lngen.compiler.spec import Spec
+from lngen.dtypes import QUANTISED
 from lngen.errors import LngenError
 from lngen.lab.bench.tasks import LATENCY, Task, value_bytes
 from lngen.lab.bench.timing import Launch
@@ -26,6 +27,7 @@ MEAN = 0.5  # of inputs; of cotangents it is 0, because a sum of others over the
 CHUNK = 1 << 22  # elements for which float64 values are computed at a time
 TINY = 1e-30  # so that zeros have a relative error
 BOUNDS = {DType.F16: 1e-2, DType.BF16: 2e-2, DType.F32: 1e-3, DType.F64: 1e-6}
+BOUNDS |= {DType.E4M3: 2.0**-4, DType.E5M2: 2.0**-3, DType.INT8: 2.0**-2}
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,12 @@ def _another(first: Tensors, room: set[str]) -> Tensors:
 
 def poison(case: Case, index: int) -> None:
     """Fill the results of a set with values that no kernel computes."""
-    for name in case.outputs:
-        case.sets[index][name].fill_(math.nan)
+    for value in case.graph.results:
+        result = case.sets[index][value.name]
+        if value.type.dtype in QUANTISED:
+            result.view(case.gpu.torch.uint8).fill_(0x7F)
+        else:
+            result.fill_(math.nan)
 
 
 # ---- float64 results ----

@@ -137,7 +137,13 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
     ("rotate", (B16,), {"inverse": 0}, NARROW),
-    *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", *BITS, *FUNCTIONS)),
+    *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "ceil_power", *BITS, *FUNCTIONS)),
+    (
+        "div_scale",
+        (f32(M, D), f32(M)),
+        {"bounded": 2, "least": 0.0},
+        "expected {bounded=0|1, least=number} from 0, got bounded=2, least=0.0",
+    ),
     *((op, (f32(M, D), DOUBLE), {}, MIXED) for op in TWO),
 ]
 
@@ -179,6 +185,9 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("rint", [[[0.5, 1.5, -0.5], [-2.5, 8388609.0, np.inf]]], {}, [[0.0, 2.0, -0.0], [-2.0, 8388609.0, np.inf]]),
     ("detach", [A], {}, A),
     ("stop_gradient", [A], {}, A),
+    ("div_scale", [[[-0.0, 1.0, 448.0], [np.inf, 2.0**-149, -3.0]], R], {"least": 1.0, "bounded": 1},
+     [[-0.0, 0.5, 224.0], [np.nan, 0.0, -0.75]]),
+    ("ceil_power", [[2.0**-126, 0.75, 1.0, 1.0000001, np.inf, np.nan]], {}, [2.0**-126, 1, 1, 2, np.inf, np.nan]),
     ("weighted", [[[0.0, -0.0, 2.0], [np.nan, 0.5, 0.0]], [-np.inf, np.nan, np.inf]], {},
      [[0.0, 0.0, np.inf], [np.nan, np.nan, 0.0]]),
     ("copysign", [[[1.0, -2.0, np.inf]] * 2, [-0.0, 1.0, -3.0]], {}, [[-1.0, 2.0, -np.inf]] * 2),
@@ -261,7 +270,8 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
     for op in OPS.values():
         by_step[op.lowered_by].add(op.name)
         assert bool(op.numpy) is not bool(op.expand), op.name
-    assert by_step["decompose"] == {"rsqrt", "reduce_mean", "clamp", "weighted", *FUNCTIONS}
+    expanded = {"rsqrt", "reduce_mean", "clamp", "weighted", "div_scale", "ceil_power"}
+    assert by_step["decompose"] == {*expanded, *FUNCTIONS}
     assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota"}
 
 
