@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Type, Value
+from lngen.compiler.ir.types import PADDED
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
@@ -120,9 +121,15 @@ def _tensor(spec: Spec, graph: Graph, value: Value, role: str) -> dict[str, Any]
         "dtype": str(value.type.dtype),
         "element_bytes": value.type.dtype.size,
         "axes": [str(a) for a in value.type.axes],
-        "shape": [_length(a) for a in value.type.axes],
+        "shape": _shape(value.type),
         "added_to": next((p.name for p in graph.tensors if p.name == accumulated(value.name)), None),
     }
+
+
+def _shape(typ: Type) -> list[str]:
+    """The length of each axis; of rows behind columns, with what is behind them."""
+    lengths = [_length(a) for a in typ.axes]
+    return [lengths[0], f"roundup(M, {PADDED})"] if typ.by_columns else lengths
 
 
 def _length(axis: Axis) -> str:
@@ -140,7 +147,7 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
     axes, size = value.type.axes, value.type.dtype.size
     alignment = plan.alignment(value) if D in axes else size
     if axes != WIDE:
-        inner = [_length(a) for a in axes[1:]]
+        inner = _shape(value.type)[1:]
         return {"alignment": alignment, "strides": [*inner, "1"][-len(axes) :] if axes else []}
     if plan.contiguous:
         return {"alignment": alignment, "strides": ["D", "1"], "stride_multiple": plan.spec.d}

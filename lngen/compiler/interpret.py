@@ -29,7 +29,7 @@ from lngen.compiler.ir import (
     segment_of,
 )
 from lngen.compiler.ir.meanings import Fold, fold_of_rows
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, Scratch
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, Scratch, columns_of
 from lngen.compiler.ir.places import once
 from lngen.compiler.ir.row_loops import RowLoop, Step, numbers, row_loops
 from lngen.errors import ArrayError
@@ -189,7 +189,9 @@ def gathered(value: Value, array: Array, size: Lengths) -> Array:
 
 
 def _narrow(value: Value, array: Array) -> Array:
-    return array[tuple(0 if value.type.along(root) is None else slice(None) for root in WIDE)]
+    """The array as it is stored: without the axes that its value lacks, or by columns."""
+    found = array[tuple(0 if value.type.along(root) is None else slice(None) for root in WIDE)]
+    return columns_of(found) if value.type.by_columns else found
 
 
 # ---- one equation ----

@@ -194,8 +194,13 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
 
 
 def _is_array(t: Mapping[str, Any]) -> bool:
-    """True for axes that a tensor can have: rows, then features or what is derived from them, each with its length."""
+    """True for axes that a tensor can have: rows, then features or what is derived from them, each with its length.
+
+    A tensor that is stored by columns has rows last, and behind them what makes them a multiple.
+    """
     axes, bases, steps = t["axes"], WIDE, len(t["strides"]) - (t["strides"][:1] == ["outer_stride"])
+    if len(axes) == 2 == len(t["shape"]) and axes[1] == "M":
+        return steps == 2 and axes[0] not in bases and t["shape"][0] not in bases and "roundup(M" in t["shape"][1]
     known = [axis == size if axis in bases else size not in bases for axis, size in zip(axes, t["shape"])]
     return all(known) and len(axes) == len(t["shape"]) == steps < 3 and "M" not in axes[1:]
 

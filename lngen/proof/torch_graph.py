@@ -19,12 +19,14 @@ from lngen.compiler.ir import (
     Axis,
     Eqn,
     Graph,
+    M,
     Value,
     derived_axes,
     is_over_segments,
     unequal,
     values_of,
 )
+from lngen.compiler.ir.types import padded
 from lngen.dtypes import QUANTISED, DType
 from lngen.errors import LngenError
 from lngen.launch.arrays import torch_dtypes
@@ -158,6 +160,9 @@ def _gather(call: Call, producer: Eqn | None, value: Value, x: Tensor) -> Tensor
     if not isinstance(x, call.torch.Tensor):
         assert producer is not None
         x = call.tensor(x, producer)
+    if value.type.by_columns:
+        rows = call.size(M)
+        return call.torch.nn.functional.pad(x.mT, (0, padded(rows) - rows))
     return x.reshape(tuple([call.size(axis) for axis in value.type.axes]))
 
 
@@ -250,6 +255,7 @@ MEANINGS: dict[str, Meaning] = {
     "div": lambda c, e, a: a[0] / a[1],
     "fma": lambda c, e, a: a[0] * a[1] + a[2],
     "div_scale": lambda c, e, a: a[0] / a[1],
+    "by_columns": lambda c, e, a: a[0],
     "ceil_power": lambda c, e, a: _ceil_power(c, c.tensor(a[0], e)),
     "clamp": lambda c, e, a: c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high")),
     "select_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], 0.0, e),

@@ -373,6 +373,7 @@ class GraphBuilder(Builder):
         amax_max: Value | None = None,
         scale_min: float = SCALE_MIN,
         power_of_two: bool = False,
+        by_columns: bool = False,
     ) -> Value:
         """The result x / scale, in e4m3, e5m2 or int8, and the result that is called ``name`` and ``_scale``, in f32.
 
@@ -385,6 +386,7 @@ class GraphBuilder(Builder):
         amax_min      the least amax
         amax_max      the largest one; larger numbers are saturated
         power_of_two  whether the scale is raised to the next power of two
+        by_columns    whether scales of blocks are stored by columns, [B, M]
 
         VerifyError for another dtype, a ``scale_min`` that is not above 0, or a given scale and ``to``.
         """
@@ -398,8 +400,9 @@ class GraphBuilder(Builder):
         largest = largest if amax_max is None else largest.minimum(amax_max)
         amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
         own = self._in((amax / stored.largest).maximum(scale_min), DType.F32)
-        kept = self.named(f"{name}_scale", self.record("ceil_power", own) if power_of_two else own)
-        s = self._in(kept, self.compute)
+        own = self.record("ceil_power", own) if power_of_two else own
+        kept = self.named(f"{name}_scale", self.record("by_columns", own) if by_columns else own)
+        s = self._in(own, self.compute)
         if apply == "ratio":
             q32 = x * (stored.largest / amax).minimum(1 / scale_min)
         elif apply == "mul":

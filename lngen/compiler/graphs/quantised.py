@@ -26,13 +26,18 @@ KEYS: Mapping[str, tuple[Chosen, tuple[str, ...], str]] = {
     "amax_max": (False, (), "whether amax_max, the largest amax, is an input"),
     "scale_min": (SCALE_MIN, (), "least scale"),
     "scale_pow2": ("no", ("no", "up"), "whether a scale is raised to a power of two"),
+    "scale_layout": ("rows", ("rows", "columns"), "whether scales of blocks are stored by rows or by columns"),
     "quantised": ("f32", ("f32", "y"), "what is quantised: the value, or y as it is stored"),
     "y": (False, (), "whether y is an output beside q"),
 }
 _COMPUTED = ("scales", ("row", "block"))
 NEEDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     **{key: ("quant", FORMATS) for key in KEYS if key != "quant"},
-    **{"block_size": ("scales", ("block",)), "tensor_scale": ("scales", ("tensor",))},
+    **{
+        "block_size": ("scales", ("block",)),
+        "scale_layout": ("scales", ("block",)),
+        "tensor_scale": ("scales", ("tensor",)),
+    },
     **{"amax_min": _COMPUTED, "amax_max": _COMPUTED, "scale_min": _COMPUTED, "scale_pow2": _COMPUTED},
 }
 
@@ -83,6 +88,7 @@ class Returned:
             amax_max=_number(b, f"amax{suffix}_max") if said["amax_max"] else None,
             scale_min=float(said["scale_min"]),
             power_of_two=said["scale_pow2"] == "up",
+            by_columns=said["scale_layout"] == "columns",
         )
 
 

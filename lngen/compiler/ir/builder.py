@@ -220,6 +220,10 @@ def verify(graph: Graph, stage: str) -> Graph:
                 _message(graph, stage, f"'{value}: {value.type}' varies along S, which no input or result does")
             )
     for value in graph.params:
+        if value.type.by_columns:
+            raise VerifyError(
+                _message(graph, stage, f"input '{value}: {value.type}' is stored by columns, as only results are")
+            )
         _check_by_value(graph, stage, value)
         _define(graph, stage, known, value, f"parameter '{value}'")
     for number, eqn in enumerate(graph.eqns):

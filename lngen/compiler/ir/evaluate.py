@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths
+from lngen.compiler.ir.numerics import columns_of
 from lngen.compiler.ir.ops import OPS
 from lngen.compiler.ir.real import Array, Real, Setting
 from lngen.compiler.ir.types import Graph, Value, segment_of, unequal
@@ -49,4 +50,5 @@ def _spread(value: Value, array: Array) -> Array:
 def _gather(value: Value, array: Array, sizes: Lengths) -> Array:
     axes = [value.type.along(a) for a in WIDE]
     full = np.broadcast_to(array, [sizes[a] if a else 1 for a in axes])
-    return np.array(full[tuple(slice(None) if a else 0 for a in axes)], order="C")
+    found = np.array(full[tuple(slice(None) if a else 0 for a in axes)], order="C")
+    return columns_of(found) if value.type.by_columns else found

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, F32, Graph
+from lngen.compiler.ir.types import BF16, F32, Graph, padded
 from lngen.dtypes import QUANTISED, DType
 from lngen.rules import RULES
 
@@ -279,6 +279,13 @@ def _bits(x: Array | None) -> Any:
 
 def _float(bits: Array) -> Array:
     return np.asarray(bits).view(np.float32)
+
+
+def columns_of(x: Array) -> Array:
+    """Rows of numbers stored by columns, with zeros behind each column."""
+    found = np.zeros((x.shape[1], padded(len(x))), x.dtype)
+    found[:, : len(x)] = x.T
+    return found
 
 
 # ---- numbers that a launch passes by value ----

@@ -1,4 +1,4 @@
-"""The op table's rows for quantised results: division by a scale, and scales that are powers of two.
+"""The op table's rows for quantised results: division by a scale, powers of two, scales that are stored by columns.
 
 ``div_scale`` stands for a division whose quotient is rounded to 8 bits next. The reciprocal of the scale is taken once
 a row or block, and an element costs three operations where a division costs ten. A quotient from 2^-18 to 2^17 has the
@@ -17,6 +17,7 @@ import numpy as np
 
 from lngen.compiler.ir import real, type_rules
 from lngen.compiler.ir.functions import BIAS, Functions
+from lngen.compiler.ir.meanings import each
 from lngen.compiler.ir.ops import Cotangents, Ops, op
 from lngen.compiler.ir.types import F32, Eqn, Value
 
@@ -94,3 +95,8 @@ class Scales(Functions):
     def ceil_power(self, name: str, x: Value) -> Value:
         """The least power of two that is not below x, for x from 2^-126 to 2^127; no cotangent passes."""
         return self.emit("ceil_power", name, (x,))
+
+    @op(type_rules.by_columns, real.same, numpy=each(np.positive), cuda="{0}", vjp=lambda b, e, ct: (ct,))
+    def by_columns(self, name: str, x: Value) -> Value:
+        """x over M and blocks of D, a result that is stored by columns: [B, M], see ``Type``."""
+        return self.emit("by_columns", name, (x,))

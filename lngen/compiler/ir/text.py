@@ -123,7 +123,7 @@ def _type(text: str, axes: Axes, number: int, line: str) -> Type:
         found = Type(DType(dtype), tuple(axes[a.strip()] for a in names.split(",") if a.strip()))
     except (ValueError, KeyError):
         found = None
-    if found is None or found.axes != axes_union(found.axes):
+    if found is None or axes_union(found.axes) not in (found.axes, found.axes[::-1] if found.by_columns else ()):
         turn = "in this order" if len(axes) == len(BUILTIN) else "one of M before one of D"
         raise ParseError(
             f"Line {number}: '{short(text)}' is not a type: dtypes are {', '.join(map(str, DType))}, "

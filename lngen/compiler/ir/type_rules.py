@@ -46,6 +46,13 @@ def div_scale(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return arithmetic(args, ())
 
 
+def by_columns(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    (given,) = args
+    if len(given.axes) != 2 or given.axes[0] is not M or given.axes[1].base is not D:
+        raise ValueError(f"a value over M and an axis derived from D is expected, got {given}")
+    return Type(given.dtype, given.axes[::-1])
+
+
 # The attributes that define the order of a sum, each a number from 1.
 ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
 

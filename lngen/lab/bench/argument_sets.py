@@ -192,7 +192,8 @@ def poison(case: Case, index: int) -> None:
 
 def parts(spec: Spec, rows: int) -> Iterator[slice]:
     """Rows in chunks whose results can be computed apart: all rows, if an equation of the graph joins them."""
-    apart = independent_rows(spec.with_direction("fwd").forward())
+    graph = spec.with_direction("fwd").forward()
+    apart = independent_rows(graph) and not any(v.type.by_columns for v in graph.results)
     step = max(1, CHUNK // spec.d) if apart else rows
     return (slice(start, min(start + step, rows)) for start in range(0, rows, max(step, 1)))
 

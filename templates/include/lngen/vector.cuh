@@ -223,6 +223,18 @@ __device__ __forceinline__ void store_block(T* p, int v, T number) {
     if (Row::thread() % (FEATURES / Row::N) == 0 && Row::holds(v, 0)) p[Row::column(v, 0) / FEATURES] = number;
 }
 
+// The same into a matrix of columns: rows of a block lie side by side, and zeros behind them up to a multiple of four.
+template <typename Row, int FEATURES, typename T>
+__device__ __forceinline__ void store_block_by_columns(T* p, long long row, long long rows, int v, T number) {
+    if (Row::thread() % (FEATURES / Row::N) != 0 || !Row::holds(v, 0)) return;
+    const long long padded = (rows + 3) & ~3ll;
+    T* column = p + Row::column(v, 0) / FEATURES * padded;
+    column[row] = number;
+    if (row == rows - 1) {
+        for (long long i = rows; i < padded; ++i) column[i] = T(0);
+    }
+}
+
 // Prefetches elements into L2, a line of 128 bytes per thread. A prefetch may precede the wait for the previous
 // kernel: that kernel's stores reach L2, where the loads after the wait find them.
 template <typename Row, typename T> __device__ __forceinline__ void prefetch_l2(const T* p, int count) {

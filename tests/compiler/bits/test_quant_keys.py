@@ -45,6 +45,7 @@ class Rule:
     amax_max: float | None = None
     scale_min: float = 2.0**-126
     scale_pow2: str = "no"
+    scale_layout: str = "rows"
     quantised: str = "f32"
     y: bool = False
 
@@ -114,7 +115,7 @@ def drawn(seed: int) -> tuple[str, Rule, int, int]:
     block = 128
     if scales == "block":
         block = int(one(*(["16", "32", "64", "128"] + ["256"] * (dtype != "f32"))))
-        rule = replace(rule, block_size=block)
+        rule = replace(rule, block_size=block, scale_layout=one("rows", "columns"))
     graph, keys = one(
         ("rmsnorm", ""), ("rmsnorm", ",casts=llama"), ("rmsnorm", ",casts=gemma"), ("rmsnorm", ",zero_centred=yes"),
         ("layernorm", ""), ("layernorm", ",beta=no"), ("add_rmsnorm", ""), ("add_rmsnorm", ",residual_dtype=f32"),
@@ -164,6 +165,8 @@ def check(text: str, rule: Rule, rows: int, seed: int, chosen: Callable[[list[An
         q, scale = rule.model(value, inputs.get(f"q{suffix}_scale"))
         assert np.array_equal(found[f"q{suffix}"].view(np.uint8), q), (text, rule)
         if scale is not None:
+            if rule.scale_layout == "columns":
+                scale = np.pad(scale.T, ((0, 0), (0, -rows % 4)))
             assert np.array_equal(found[f"q{suffix}_scale"].reshape(scale.shape), scale, equal_nan=True)
     same = [name for name in ("y", "y1", "h", "mean", "rstd", "rowsum") if name in found and name in values]
     plainly = interpret(plain.graph(), inputs)
@@ -201,6 +204,7 @@ REFUSED = [
     ("quant=e4m3,amax_min=-1", "0 or more"), ("quant=int8,scales=block,block_size=256", "16-bit"),
     ("quant=e4m3,scales=tensor,tensor_scale=multiply,apply=mul", "leave apply away"),
     ("quant=e4m3,scales=tensor,apply=ratio", "use apply=mul"), ("quant=e4m3,scale_pow2=up,apply=ratio", "apply=mul"),
+    ("quant=e4m3,scale_layout=columns", "needs scales=block"),
     ("quant=e2m1", "no quant 'e2m1'"), ("quant=e4m3,scales=column", "no scales 'column'"),
 ]  # fmt: skip
 

@@ -138,6 +138,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
     ("rotate", (B16,), {"inverse": 0}, NARROW),
     *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "ceil_power", *BITS, *FUNCTIONS)),
+    ("by_columns", (f32(M, D),), {}, "a value over M and an axis derived from D is expected, got f32[M, D]"),
     (
         "div_scale",
         (f32(M, D), f32(M)),
@@ -244,7 +245,23 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 def test_every_op_is_in_the_tables() -> None:
     messages = (ROOT / "tests" / "messages" / "graphs.txt").read_text(encoding="utf-8")
     assert {row[0] for row in REJECTS} | {*re.findall(r'^typed\("(\w+)"', messages, re.MULTILINE)} == set(OPS)
-    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS}  # tests/compiler/ir/test_functions.py has those
+    # tests/compiler/ir/test_functions.py has functions, and the next test what is stored by columns.
+    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS, "by_columns"}
+
+
+def test_columns_have_zeros_behind_the_rows() -> None:
+    """Of 5 rows and 2 blocks of 16 features; a result alone is stored so."""
+    b = Builder("f", params=(Value("x", f32(M, D)),))
+    blocks = b.axis("B", D / 16)
+    graph = b.build(b.by_columns("y", b.reduce_max("largest", b.params[0], axis=D, to=blocks)))
+    assert "-> (f32[B, M])" in str(graph)
+    assert parse(str(graph)) == graph
+    assert graph.results[0].type.shape((5, 1), 32) == (2, 8)
+    x = np.arange(160, dtype=np.float32).reshape(5, 32)
+    want = np.pad(x.reshape(5, 2, 16).max(2).T, ((0, 0), (0, 3)))
+    assert np.array_equal(interpret(graph, {"x": x})["y"], want)
+    with pytest.raises(VerifyError, match="as only results are"):
+        Builder("g", params=(graph.results[0],)).build(graph.results[0])
 
 
 def test_what_values_along_s_mean() -> None:

@@ -248,8 +248,11 @@ def _stored_block(value: Value, s: Spelling, inputs: Inputs) -> Statement:
     axis = value.type.along(D)
     assert axis is not None
     assert isinstance(axis.number, int)
-    row = f"{value.name}_ptr_ + stream_.row * /* blocks */ {s.d // axis.number}"
-    store = f"store_block<Row, /* features */ {axis.number}>({row}, v_, {inputs.spell(value)});"
+    block, ptr, number = f"<Row, /* features */ {axis.number}>", f"{value.name}_ptr_", inputs.spell(value)
+    if value.type.by_columns:
+        store = f"store_block_by_columns{block}({ptr}, stream_.row, rows_, v_, {number});"
+    else:
+        store = f"store_block{block}({ptr} + stream_.row * /* blocks */ {s.d // axis.number}, v_, {number});"
     return Statement(f"if (stream_.has_row()) {store}")
 
 
