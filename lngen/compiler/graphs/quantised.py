@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lngen.compiler.graphs.graph_builder import APPLY, SCALE_MIN, Chosen, GraphBuilder
-from lngen.compiler.ir import D, DType, Value
+from lngen.compiler.ir import D, DType, M, Value
 from lngen.dtypes import QUANTISED
 
 FORMATS = tuple(map(str, QUANTISED))
@@ -29,6 +29,7 @@ KEYS: Mapping[str, tuple[Chosen, tuple[str, ...], str]] = {
     "scale_layout": ("rows", ("rows", "columns"), "whether scales of blocks are stored by rows or by columns"),
     "quantised": ("f32", ("f32", "y"), "what is quantised: the value, or y as it is stored"),
     "y": (False, (), "whether y is an output beside q"),
+    "amax": (False, (), "whether amax, the larger one of the input amax_in and of |v| over all rows, is an output"),
 }
 _COMPUTED = ("scales", ("row", "block"))
 NEEDS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -67,9 +68,13 @@ class Returned:
             return
         rounds, keeps = self.said["quantised"] == "y", self.said["y"]
         y = b.cast(f"y{suffix}", y32, to=b.options.out) if rounds or keeps else y32
-        self._quantise(b, b.record("cast", y, to=b.compute) if rounds else y32, suffix)
+        v = b.record("cast", y, to=b.compute) if rounds else y32
+        self._quantise(b, v, suffix)
         if keeps:
             b.output(f"y{suffix}", y)
+        if self.said["amax"]:
+            largest = b.stop_gradient(b.max(b.max(abs(v)), axis=M))
+            b.output(f"amax{suffix}", largest.maximum(_number(b, f"amax{suffix}_in")), DType.F32)
 
     def _quantise(self, b: GraphBuilder, v: Value, suffix: str) -> None:
         said, name, dtype = self.said, f"q{suffix}", DType(str(self.said["quant"]))

@@ -48,6 +48,7 @@ class Rule:
     scale_layout: str = "rows"
     quantised: str = "f32"
     y: bool = False
+    amax: bool = False
 
     @property
     def keys(self) -> str:
@@ -56,7 +57,7 @@ class Rule:
         for key in KEYS:
             value = getattr(self, key)
             if value != getattr(default, key):
-                found.append(f"{key}={'yes' if key in ('y', 'amax_max') else value}")
+                found.append(f"{key}={'yes' if key in ('y', 'amax', 'amax_max') else value}")
         return ",".join(found)
 
     def model(self, value: Array, given: Array | None) -> tuple[Array, Array | None]:
@@ -97,7 +98,7 @@ def drawn(seed: int) -> tuple[str, Rule, int, int]:
 
     scales, quant = one("row", "row", "block", "block", "tensor"), one("e4m3", "e5m2", "int8")
     dtype, weight = one("bf16", "f16", "f32"), one("", ",weight=f32")
-    rule = Rule(quant, scales, quantised=one("f32", "y"), y=one(False, True))
+    rule = Rule(quant, scales, quantised=one("f32", "y"), y=one(False, True), amax=one(False, False, True))
     if scales == "tensor":
         rule = replace(rule, tensor_scale=one("divide", "multiply"))
         if rule.tensor_scale == "divide":
@@ -164,6 +165,10 @@ def check(text: str, rule: Rule, rows: int, seed: int, chosen: Callable[[list[An
         value = values[f"y{suffix}"].astype(np.float32)
         q, scale = rule.model(value, inputs.get(f"q{suffix}_scale"))
         assert np.array_equal(found[f"q{suffix}"].view(np.uint8), q), (text, rule)
+        if rule.amax:
+            with np.errstate(invalid="ignore"):
+                largest = np.maximum(np.abs(value).max(), inputs[f"amax{suffix}_in"])
+            assert np.array_equal(found[f"amax{suffix}"], largest, equal_nan=True)
         if scale is not None:
             if rule.scale_layout == "columns":
                 scale = np.pad(scale.T, ((0, 0), (0, -rows % 4)))
