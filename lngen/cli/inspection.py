@@ -75,6 +75,8 @@ def _described(definition: Definition) -> dict[str, Any]:
         "wrt": ("all inputs", f"bwd only, what to differentiate: {'+'.join(definition.differentiable(built.options))}"),
         "of": ("all outputs", f"bwd only, which results have a cotangent: {'+'.join(results)}"),
         "grad": ("the input's", "bwd only, dtype of the gradients of inputs without rows"),
+        "dx_quant": ("no", "bwd only, dtype of 8 bits of dx: e4m3 or e5m2"),
+        "dx_scales": ("tensor", "bwd only, whether dx_scale is an input f32[], or a result, of each block of 128"),
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
         "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),

@@ -23,6 +23,7 @@ def call(spec: Spec, graph: Graph) -> dict[str, Any]:
     """The description of a call, which no schedule changes: what a caller passes and gets, of JSON types alone."""
     same = graph.shared
     returned = [f"d{name}" for name in spec.differentiates]
+    returned += [r.name for r in graph.results if r.name not in returned]  # scales of dx
     takes_eps = spec.definition.builder(spec.options).takes_eps
     return {
         "spec": _spec(spec),

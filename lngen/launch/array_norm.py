@@ -165,7 +165,7 @@ class ArrayNorm(ABC, Generic[C]):
             return results[0], saved
         return results[: self._primary], saved
 
-    def backward(self, dy: Any, saved: Saved, *, out: Any = None) -> tuple[Any, ...]:
+    def backward(self, dy: Any, saved: Saved, *, out: Any = None, dx_scale: Any = None) -> tuple[Any, ...]:
         """Gradients of the inputs in the graph's order: ``dx, dgamma, dbeta = norm.backward(dy, saved)``.
 
         dy     of the shape and dtype of y. A graph of several outputs takes a tuple, with a cotangent for each output
@@ -176,6 +176,8 @@ class ArrayNorm(ABC, Generic[C]):
                Gradients of the same value (those of x and of a residual of its dtype) are one array, returned twice;
                ``out`` has None for the second. Gradients in the spec's ``accumulate`` are added to their arrays in
                ``out``, which have to be there.
+
+        dx_scale  the f32[] by which ``dx_quant`` divides dx; with ``dx_scales=block`` it is the last result
 
         ArrayError for a wrong array, for more or fewer cotangents, or for what a norm of another spec saved. The first
         call derives the backward: DerivativeError for a graph that has none, LowerError if no kernels compute it.
@@ -197,6 +199,10 @@ class ArrayNorm(ABC, Generic[C]):
         plain = not call.added and not call.signature.same
         stored, targets = (out, {}) if plain else self._gradients.stored(call, out)
         known.update(targets)
+        if (dx_scale is not None) is not ("dx_scale" in call.names[: len(call.inputs)]):
+            wanted = "takes no dx_scale; leave it out" if dx_scale is not None else "expects dx_scale=, an f32[]"
+            raise ArrayError(f"'{self._gradients.text}' {wanted}.")
+        known["dx_scale"] = dx_scale
         arrays = [known[name] if name in known else saved[name] for name in call.names[: len(call.inputs)]]
         values = call.values(saved.eps) if call.signature.numbers else NO_VALUES
         results, taken = call(arrays, stored, values)

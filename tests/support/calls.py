@@ -174,9 +174,10 @@ SPECS = {
     "blocks": "block_scaled:d=512,dtype=bf16", "class": "class_loss:d=96,dtype=bf16",
     "quantised": "quantised:d=512,dtype=bf16", "scaled": "add_rmsnorm:d=64,dtype=f32,quant=int8,scales=tensor,y=yes",
     "columns": "rmsnorm:d=512,dtype=bf16,quant=e5m2,scales=block,block_size=32,scale_layout=columns,save=none",
+    "dx": "rmsnorm:d=256,dtype=bf16", "dx_blocks": "layernorm:d=256,dtype=f16",
 }  # fmt: skip
 NO_BACKWARD = ("blocks", "class", "quantised", "scaled", "columns")
-OF_BACKWARD = {"added": ",accumulate=gamma"}
+OF_BACKWARD = {"added": ",accumulate=gamma", "dx": ",dx_quant=e5m2", "dx_blocks": ",dx_quant=e4m3,dx_scales=block"}
 
 
 def spec(name: str, way: str = "fwd") -> str:

@@ -205,7 +205,9 @@ class Python(Launcher):
         given = [arrays[n] if n in arrays else self.other(a) for n, a in inputs_of_forward(memory).items()]
         _, saved = norm.forward(*given, eps=call.eps)
         out = tuple([arrays[n] if n in memory.given else None for n in s.returned])
-        found = norm.backward(tuple([arrays[n] for n in s.cotangents]), saved, out=out if memory.given else None)
+        cotangents, given = tuple([arrays[n] for n in s.cotangents]), {t.name for t in s.inputs}
+        scale = arrays["dx_scale"] if "dx_scale" in given else None
+        found = norm.backward(cotangents, saved, out=out if memory.given else None, dx_scale=scale)
         assert saved.overwritten == tuple([n for n in call.lost if n in saved.names])
         return dict(zip(s.returned, found, strict=True))
 

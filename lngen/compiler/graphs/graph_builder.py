@@ -27,6 +27,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.builder import Unnamed
 from lngen.compiler.ir.names import describing, fresh, of_number, widened
+from lngen.compiler.ir.scales import SCALE_MIN
 from lngen.compiler.passes.edit import cse
 from lngen.dtypes import QUANTISED
 from lngen.errors import SpecError, VerifyError, short
@@ -36,7 +37,6 @@ from lngen.user_input import decimal
 Chosen = bool | float | str
 
 LARGEST_NUMBER = 1e30  # of an option
-SCALE_MIN = 2.0**-126  # the smallest number whose reciprocal is finite
 APPLY = ("div", "mul", "ratio")
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lngen.compiler.graphs.graph_builder import APPLY, SCALE_MIN, Chosen, GraphBuilder
+from lngen.compiler.graphs.graph_builder import APPLY, Chosen, GraphBuilder
 from lngen.compiler.ir import D, DType, M, Value
+from lngen.compiler.ir.scales import SCALE_MIN
 from lngen.dtypes import QUANTISED
 
 FORMATS = tuple(map(str, QUANTISED))

@@ -21,6 +21,8 @@ from lngen.compiler.ir.meanings import each
 from lngen.compiler.ir.ops import Cotangents, Ops, op
 from lngen.compiler.ir.types import F32, Eqn, Value
 
+SCALE_MIN = 2.0**-126  # the smallest number whose reciprocal is finite
+
 # The remainder of a quotient from 2^-18 by a scale from 2^-86 is not below 2^-149, so it is exact. Scales that may be
 # below SMALL are raised, and the numbers that they divide, by RAISE.
 SMALL, RAISE = 2.0**-60, 2.0**64

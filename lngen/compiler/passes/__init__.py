@@ -9,6 +9,7 @@ from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, derived_axes
 from lngen.compiler.passes.decompose import decompose, place_fma
 from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
+from lngen.compiler.passes.gradient_scales import quantise
 from lngen.compiler.passes.instance import positive_inputs
 from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, suited_cluster
 from lngen.compiler.passes.simplify import simplify
@@ -56,15 +57,22 @@ def backward(
 
 
 def finish(
-    graph: Graph, d: int, trace: Trace | None = None, blocks: int | None = None, order: str = ORDERS[0]
+    graph: Graph,
+    d: int,
+    trace: Trace | None = None,
+    blocks: int | None = None,
+    order: str = ORDERS[0],
+    dx: tuple[DType, str] | None = None,
 ) -> Graph:
     """From a graph over any D to a graph that fixes every bit for rows of length ``d``.
 
-    ``blocks`` and ``order`` as in ``order_sums``.
+    ``blocks`` and ``order`` as in ``order_sums``; ``dx``: how ``quantise`` stores it.
     """
     trace = Trace() if trace is None else trace
-    _check_axes(graph, d)
     trace["cse"] = graph = verify(cse(graph), "cse")
+    if dx is not None:
+        trace["quantise"] = graph = quantise(graph, "dx", *dx)
+    _check_axes(graph, d)
     trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
     trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -85,9 +85,11 @@ SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
     "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
-    "strides", "graph", "schedule", "lock", "overlap",
+    "strides", "graph", "schedule", "lock", "overlap", "dx_quant", "dx_scales",
 )  # fmt: skip
-BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "blocks")
+BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "dx_quant", "dx_scales", "blocks")
+FORMATS = ("e4m3", "e5m2")  # of dx
+DX_SCALES = ("tensor", "block")
 
 
 def parse_spec(text: str, graphs: Mapping[str, Definition] | None = None) -> Spec:
@@ -216,7 +218,25 @@ def _backward_keys(text: str, spec: Spec, options: dict[str, Any]) -> Spec:
     if options.get("accumulate") is not None:
         differentiated = list(wrt or given)
         accumulate = some_of(text, "accumulate", options["accumulate"], differentiated) or tuple(differentiated)
-    return replace(spec, wrt=wrt, of=of, grad=grad, accumulate=accumulate)
+    return replace(
+        spec, wrt=wrt, of=of, grad=grad, accumulate=accumulate, **_dx_keys(text, options, wrt or given, accumulate)
+    )
+
+
+def _dx_keys(text: str, options: Mapping[str, Any], wrt: Sequence[str], accumulate: Sequence[str]) -> dict[str, Any]:
+    """``dx_quant`` and ``dx_scales``; SpecError for others, and without a dx that is stored anew."""
+    dtype, scales = short(options.get("dx_quant", "no")), short(options.get("dx_scales", "tensor"))
+    if dtype not in ("no", *FORMATS):
+        wrong(text, "dx_quant", dtype, FORMATS)
+    if scales not in DX_SCALES:
+        wrong(text, "dx_scales", scales, DX_SCALES)
+    if dtype == "no":
+        if scales != DX_SCALES[0]:
+            raise SpecError(f"spec '{text}': 'dx_scales' needs 'dx_quant', one of {', '.join(FORMATS)}; add it.")
+        return {}
+    if "x" not in wrt or "x" in accumulate:
+        raise SpecError(f"spec '{text}': 'dx_quant' needs a dx that is no sum with an array; leave one of them out.")
+    return {"dx_quant": DType(dtype), "dx_scales": scales}
 
 
 def _dtypes(definition: Definition, options: dict[str, Any], text: str) -> tuple[DType, DType, DType]:

@@ -19,7 +19,7 @@ from lngen.errors import DerivativeError, SpecError
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
 _OTHER_WORDS = re.compile(
-    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2"
+    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2|dx(e4m3|e5m2)|byblock"
 )
 
 
@@ -72,6 +72,8 @@ class Spec:
     of          the results of which a backward has cotangents; None: all outputs
     grad        the dtype of the gradients of inputs without rows; None: each input's own
     accumulate  the inputs whose gradient is added to an array
+    dx_quant    the dtype of 8 bits of dx; None: x's
+    dx_scales   ``tensor``: dx_scale is an input; ``block``: a result, of blocks of 128 features
     blocks      blocks that share the rows of column sums; None: a number that is the same on every GPU
     order       the version of the rule that orders the sums
     strides     distances between rows that each [M, D] tensor has, 1 or 2; they change no bit
@@ -93,6 +95,8 @@ class Spec:
     grad: DType | None = None
     accumulate: tuple[str, ...] = ()
     strides: int = 1
+    dx_quant: DType | None = None
+    dx_scales: str = "tensor"
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -105,6 +109,8 @@ class Spec:
         keys += [f"of={'+'.join(self.of)}"] if self.of is not None else []
         keys += [f"grad={self.grad}"] if self.grad is not None else []
         keys += [f"accumulate={'+'.join(self.accumulate)}"] if self.accumulate else []
+        keys += [f"dx_quant={self.dx_quant}"] if self.dx_quant is not None else []
+        keys += [f"dx_scales={self.dx_scales}"] if self.dx_scales != "tensor" else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
         keys += [f"strides={self.strides}"] if self.strides != 1 else []
@@ -184,6 +190,8 @@ class Spec:
         words += ["of", *map(word, self.of)] if self.of is not None else []
         words += [f"grad{self.grad}"] if self.grad is not None else []
         words += ["acc", *map(word, self.accumulate)] if self.accumulate else []
+        words += [f"dx{self.dx_quant}"] if self.dx_quant is not None else []
+        words += [f"by{self.dx_scales}"] if self.dx_scales != "tensor" else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
         words += [f"strides{self.strides}"] if self.strides != 1 else []
@@ -220,8 +228,9 @@ class Spec:
         return self.definition.positive(self.options)
 
     def positive_inputs(self) -> tuple[str, ...]:
-        """Names of the forward's inputs that have to be positive, found or declared, in their order."""
-        return passes.positive_inputs(self.forward(), self._declared_positive)
+        """Names of inputs that have to be positive: of the forward, found or declared, in order; the scale of dx."""
+        scale = ("dx_scale",) if self.dx_quant is not None else ()
+        return (*passes.positive_inputs(self.forward(), self._declared_positive), *scale)
 
     def trace(self) -> passes.Trace:
         """The graph after every pass, by the name of the pass; the last one fixes every bit."""
@@ -237,7 +246,8 @@ class Spec:
         graph = self._derive(trace)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
-        graph = passes.finish(graph, self.d, trace, self.blocks, self.order)
+        dx = None if self.dx_quant is None else (self.dx_quant, self.dx_scales)
+        graph = passes.finish(graph, self.d, trace, self.blocks, self.order, dx)
         self._validate(trace)
         trace["share"] = passes.share_results(graph)
         return trace
@@ -309,6 +319,7 @@ class Spec:
     @cached_property
     def _turned(self) -> Spec:
         turned = replace(self, wrt=None, of=None, blocks=None, grad=None, accumulate=())  # which are of backward alone
+        turned = replace(turned, dx_quant=None, dx_scales="tensor")
         if self.direction == "bwd":
             return replace(turned, direction="fwd")
         return replace(turned, direction="bwd", chosen=self.definition.of_backward(self.options))

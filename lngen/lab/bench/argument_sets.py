@@ -154,7 +154,7 @@ def _first_set(task: Task, gpu: Gpu) -> Tensors:
     spec = task.specs[0].with_direction("fwd")
     given, made = ({v.name for v in values} for values in (spec.forward().tensors, spec.forward().results))
     inputs = {v.name for s in task.specs for v in s.graph().tensors}
-    positive, values = spec.positive_inputs(), _values(task)
+    positive, values = {n for s in task.specs for n in s.positive_inputs()} | {*spec.positive_inputs()}, _values(task)
     first: Tensors = {}
     for seed, (name, value) in enumerate(values.items()):
         shape, dtype = value.type.shape(task.rows, task.d), value.type.dtype
@@ -213,7 +213,21 @@ def expected(case: Case, index: int = 0) -> Tensors:
                 want[name][rows] = values.reshape(want[name][rows].shape)
     for name in (f"d{n}" for n in case.spec.accumulate):
         want[name] += inputs[accumulated(name)].double()
+    if case.spec.dx_quant is not None:
+        _quantise(case.spec.dx_quant.largest, want, inputs.get("dx_scale"))
     return want
+
+
+def _quantise(largest: float, want: Tensors, given: Array | None) -> None:
+    """dx over its scale: one that is given, or that of each of its blocks."""
+    dx = want["dx"]
+    if given is None:
+        blocks = dx.unflatten(1, (want["dx_scale"].shape[1], -1))
+        want["dx_scale"] = blocks.abs().amax(2) / largest
+        dx = (blocks / want["dx_scale"].unsqueeze(2)).flatten(1)
+    else:
+        dx = dx / given.double()
+    want["dx"] = dx.clamp(-largest, largest)
 
 
 def wide_results(spec: Spec, inputs: Mapping[str, Array], rows: slice) -> Tensors:

@@ -34,6 +34,8 @@ KINK = 4.0  # times the disagreement of two steps, which is large where a maximu
 
 def real_results(spec: Spec, inputs: Mapping[str, Array]) -> dict[str, Real]:
     """The spec's results in real numbers with their error bounds; see ``result_excess``."""
+    if spec.dx_quant is not None:
+        return evaluate(spec.trace()["quantise"], inputs)
     return evaluate(spec.forward() if spec.direction == "fwd" else _formulas(spec), inputs)
 
 

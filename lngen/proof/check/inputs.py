@@ -49,7 +49,9 @@ def random_inputs(
         inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
     rng = np.random.default_rng([seed + 1, rows, spec.d])
     params, sizes = spec.graph().params, lengths(spec.forward(), rows, spec.d)
-    return {p.name: inputs[p.name] if p.name in inputs else draw(rng, p, sizes, 0.3) for p in params}
+    positive = spec.positive_inputs()
+    drawn = {p.name: draw(rng, p, sizes, 0.3, positive=p.name in positive) for p in params if p.name not in inputs}
+    return {p.name: (inputs | drawn)[p.name] for p in params}
 
 
 def draw(

@@ -219,7 +219,7 @@ def mathematics(spec: Spec, rows: int, inputs: Mapping[str, Array], results: Map
 def has_closed_form(spec: Spec) -> bool:
     """True for the keys that the closed forms know: without results that stand for inputs, sums, and other options."""
     optional = all(name in ("gamma", "beta") for name, _ in spec.chosen)
-    whole = spec.save in SAVES and not spec.accumulate and spec.of is None
+    whole = spec.save in SAVES and not spec.accumulate and spec.of is None and spec.dx_quant is None
     return optional and (whole or spec.direction == "fwd")
 
 
