@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -399,7 +400,7 @@ class GraphBuilder(Builder):
         largest = self.stop_gradient(self.max(abs(x), to=to))
         largest = largest if amax_max is None else largest.minimum(amax_max)
         amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
-        own = self._in((amax / stored.largest).maximum(scale_min), DType.F32)
+        own = self._in(self._over(f"{name}_ratio", amax, stored.largest, scale_min).maximum(scale_min), DType.F32)
         own = self.record("ceil_power", own) if power_of_two else own
         kept = self.named(f"{name}_scale", self.record("by_columns", own) if by_columns else own)
         s = self._in(own, self.compute)
@@ -427,6 +428,13 @@ class GraphBuilder(Builder):
         ways = APPLY if scale is None else APPLY[:2]
         if apply not in ways:
             raise VerifyError(f"{what} with apply={'|'.join(ways)}, got {apply!r}.")
+
+    def _over(self, name: str, amax: Value, largest: float, scale_min: float) -> Value:
+        """amax / largest, correctly rounded from 2^-126 on: ``div_scale``, which has no infinite quotient."""
+        if self.compute is not DType.F32 or scale_min < SCALE_MIN:
+            return amax / largest
+        ratio = self.record("div_scale", amax, largest, least=largest, bounded=1)
+        return self.where_gt(name, math.inf, amax, ratio, amax)
 
     def _in(self, x: Value, dtype: DType) -> Value:
         """x in a dtype."""

@@ -84,7 +84,8 @@ class Scales(Functions):
         """v / s, to be rounded to 8 bits, by a scale s of ``least`` or more, which takes no cotangent.
 
         ``bounded``: |v| is at most s times the largest number of 8 bits, and s below 2^126, infinite or a NaN.
-        Otherwise v is any number, and s any positive one.
+        Otherwise v is any number, and s any positive one. By an s of 8 bits the quotient is that of the division from
+        2^-126 on, and for all finite v.
         """
         return self.emit("div_scale", name, (v, s), least=float(least), bounded=int(bounded))
 

@@ -10,6 +10,7 @@
 #define LNGEN_QUANTISED_CUH
 
 #include "lngen/numeric.cuh"
+#include "lngen/vector.cuh"
 
 namespace lngen {
 
@@ -32,24 +33,69 @@ template <int MANTISSA, int BIAS> __device__ __forceinline__ unsigned char float
     return static_cast<unsigned char>(v == v ? magnitude | (__float_as_uint(v) >> 24 & 0x80u) : 0x7fu);
 }
 
-__device__ __forceinline__ e4m3 e4m3_from_f32(float v) {
+// The bits of two numbers, of the first in the lower byte.
+__device__ __forceinline__ unsigned short two_from_f32(float first, float second, e4m3) {
 #if __CUDA_ARCH__ >= 890
     unsigned short two;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(v));
-    return e4m3{static_cast<unsigned char>(two)};
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(second), "f"(first));
+    return two;
 #else
-    return e4m3{float8_from_f32<3, 7>(v, 448.0f)};
+    return float8_from_f32<3, 7>(first, 448.0f) | float8_from_f32<3, 7>(second, 448.0f) << 8;
 #endif
 }
 
-__device__ __forceinline__ e5m2 e5m2_from_f32(float v) {
+__device__ __forceinline__ unsigned short two_from_f32(float first, float second, e5m2) {
 #if __CUDA_ARCH__ >= 890
     unsigned short two;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(0.0f), "f"(v));
-    return e5m2{static_cast<unsigned char>(two)};
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(second), "f"(first));
+    return two;
 #else
-    return e5m2{float8_from_f32<2, 15>(v, 57344.0f)};
+    return float8_from_f32<2, 15>(first, 57344.0f) | float8_from_f32<2, 15>(second, 57344.0f) << 8;
 #endif
+}
+
+__device__ __forceinline__ e4m3 e4m3_from_f32(float v) {
+    return e4m3{static_cast<unsigned char>(two_from_f32(v, 0.0f, e4m3{}))};
+}
+
+__device__ __forceinline__ e5m2 e5m2_from_f32(float v) {
+    return e5m2{static_cast<unsigned char>(two_from_f32(v, 0.0f, e5m2{}))};
+}
+
+// A vector of f32 that is stored as T: two elements are converted by one instruction, and four make a word.
+template <typename T, int N> struct Pairs {
+    float items[N];
+    __device__ __forceinline__ float operator[](int i) const { return items[i]; }
+    __device__ __forceinline__ float& operator[](int i) { return items[i]; }
+};
+
+template <typename T> __device__ __forceinline__ unsigned four_from_f32(const float* v) {
+    return two_from_f32(v[0], v[1], T{}) | static_cast<unsigned>(two_from_f32(v[2], v[3], T{})) << 16;
+}
+
+// Stores vector v as the store of a Vec does.
+template <typename Row, typename Path, typename T>
+__device__ __forceinline__ void store_pairs(T* p, int v, const Pairs<T, Row::N>& vector) {
+    constexpr int COUNT = Row::ACCESS;
+    using Whole = typename Word<COUNT>::type;
+    for (int j = 0; j < Row::N; j += COUNT) {
+        if (!Row::holds(v, j)) continue;
+        Whole* to = reinterpret_cast<Whole*>(Row::BLOCKS_PER_ROW > 1 ? Row::at(p, v, j) : p + Row::column(v, j));
+        const float* from = vector.items + j;
+        if constexpr (COUNT == 1) {
+            Path::write(to, static_cast<Whole>(two_from_f32(from[0], 0.0f, T{})));
+        } else if constexpr (COUNT == 2) {
+            Path::write(to, two_from_f32(from[0], from[1], T{}));
+        } else if constexpr (COUNT == 4) {
+            Path::write(to, four_from_f32<T>(from));
+        } else if constexpr (COUNT == 8) {
+            Path::write(to, make_uint2(four_from_f32<T>(from), four_from_f32<T>(from + 4)));
+        } else {
+            static_assert(COUNT == 16, "a word has up to 16 bytes");
+            Path::write(to, make_uint4(four_from_f32<T>(from), four_from_f32<T>(from + 4), four_from_f32<T>(from + 8),
+                four_from_f32<T>(from + 12)));
+        }
+    }
 }
 
 __device__ __forceinline__ signed char int8_from_f32(float v) {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from float8 import nearest
-from lngen.compiler.graphs import GRAPHS
+from lngen.compiler.graphs import GRAPHS, Definition
 from lngen.compiler.graphs.quantised import KEYS, NEEDS
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Builder, D, DType, M
@@ -17,7 +17,7 @@ from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.lower import lower
 from lngen.compiler.problem import problem
 from lngen.compiler.schedule.space import space
-from lngen.compiler.spec import Spec, parse_spec
+from lngen.compiler.spec import Spec, make_spec, parse_spec
 from lngen.errors import SpecError
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
@@ -267,6 +267,20 @@ def test_div_scale_has_the_bytes_of_a_division(quant: str, bounded: bool) -> Non
             x[:, 2:6] = [np.inf, -np.inf, 3e38, np.nan]
         want = nearest(x / scale, dtype)
     assert np.array_equal(divided(x, scale, bounded, dtype), want)
+
+
+@pytest.mark.parametrize("quant", ["e4m3", "e5m2", "int8"])
+def test_a_scale_is_amax_divided_by_the_largest_number(quant: str) -> None:
+    """For all exponents, subnormal amax, the largest one, an infinite one and a NaN."""
+    rng, largest = np.random.default_rng(5), np.float32(DType(quant).largest)
+    amax = (rng.uniform(1, 2, (254, 512)) * np.exp2(np.arange(-126.0, 128)[:, None])).astype(np.float32).reshape(-1)
+    edges = [0, 2.0**-149, 2.0**-127, np.finfo(np.float32).max, np.inf, np.nan, largest, np.nextafter(largest, 0)]
+    amax = np.concatenate([amax, np.array(edges, np.float32), np.nextafter(largest * np.float32(2.0**-126), [0, 1])])
+    x = amax.astype(np.float32)[:, None]
+    spec = make_spec(Definition("own", lambda b: b.quantise("q", b.input("x", M, D), quant)), "fwd", {"d": 1})
+    with np.errstate(all="ignore"):
+        want = np.maximum(x[:, 0] / largest, np.float32(2.0**-126))
+    assert np.array_equal(interpret(spec.graph(), {"x": x})["q_scale"], want, equal_nan=True)
 
 
 def divided(x: Array, scale: Array, bounded: bool, dtype: DType) -> Array:

@@ -53,11 +53,15 @@ class Statement:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a kernel: its IR name, its C type, and its C name."""
+    """An input or output of a kernel: its IR name, its C type, and its C name.
+
+    ``in_pairs``: the elements of a vector are converted two at a time, when it is stored.
+    """
 
     name: str
     ctype: str
     cname: str
+    in_pairs: bool = False
 
 
 @dataclass(frozen=True)

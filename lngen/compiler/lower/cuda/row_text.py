@@ -228,11 +228,11 @@ class RowKernel:
 
     def store(self, tensor: Tensor) -> str:
         """C++: the statement that stores vector ``v_`` of a result: in its stage, or in global memory."""
-        out = f"v_, {tensor.name}_out_"
+        store, out = "store_pairs" if tensor.in_pairs else "store", f"v_, {tensor.name}_out_"
         if self.schedule.tma_store:
-            return f"store<Row, PlainStore>({tensor.name}_shared_, {out});"
+            return f"{store}<Row, PlainStore>({tensor.name}_shared_, {out});"
         policy = "GlobalStore" if self.schedule.cluster > 1 else "PlainStore"
-        return f"if (stream_.has_row()) store<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
+        return f"if (stream_.has_row()) {store}<Row, {policy}>({self.address(tensor.name, 'stream_.row')}, {out});"
 
     def address(self, name: str, row: str) -> str:
         """C++: the address of a row of an [M, D] tensor in global memory."""

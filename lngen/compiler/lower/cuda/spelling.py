@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lngen.compiler.ir import (
+    F32,
     OPS,
     SUMS,
     Axis,
@@ -166,7 +167,7 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
     return PhaseText(
         number=found.number,
         loop=_loop(loop, s, s.partial_when, s.partial) if loop else None,
-        outputs=tensors(loop.stores if loop else ()),
+        outputs=_outputs(loop, s) if loop else (),
         of_blocks=tensors(loop.of_blocks if loop else ()),
         accumulators=named(loop.terms if loop else ()),
         reduces=tuple(_reduce(fold, s) for fold in found.folds),
@@ -175,6 +176,22 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
         exchanged=tuple(v.name for v in exchanged_in(graph, found)) if s.cluster else (),
         kept=tensors(loop.keep if loop else ()),
     )
+
+
+def _outputs(loop: Loop, s: Spelling) -> tuple[Tensor, ...]:
+    """The results that a loop stores, those that are converted in pairs marked."""
+    pairs = _pairs(loop, s)
+    return tuple(replace(tensor(v), in_pairs=v in pairs) for v in loop.stores)
+
+
+PAIRED = (DType.E4M3, DType.E5M2)  # to which two numbers are cast by one instruction
+
+
+def _pairs(loop: Loop, s: Spelling) -> dict[Value, Eqn]:
+    """The casts of results that a loop stores as vectors and does not read: they are converted in pairs."""
+    read = {*loop.keep, *(a for e in (*loop.element, *loop.terms) for a in e.args)}
+    casts = (e for e in loop.element if e.op == "cast" and e.out.type.dtype in PAIRED and e.args[0].type.dtype is F32)
+    return {e.out: e for e in casts if s.store == Spelling.store and e.out in loop.stores and e.out not in read}
 
 
 def _reduce(loop: Loop, s: Spelling) -> Reduce:
@@ -204,17 +221,26 @@ def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
     if loop.vector or loop.segments:
         segment = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
         loads += [segment, *_over_segments(loop.vector, inputs, "Row::rank() * Row::SEGMENTS + s_")]
+    pairs = _pairs(loop, s)
     return LoopText(
         vector=tuple(loads),
         element=(
-            *(line for e in loop.element for line in _computed(e, inputs, loop.keep)),
+            *(line for e in loop.element if e.out not in pairs for line in _computed(e, inputs, loop.keep)),
             *(_term(e, inputs, when, target.format(e.out.name)) for e in loop.terms),
-            *(Statement(f"{s.store.format(v.name)} = {inputs.spell(v)};") for v in loop.stores),
+            *(_stored(v, pairs.get(v), s, inputs) for v in loop.stores),
         ),
         inputs=tuple(p.name for p in loop.inputs),
         blocks=tuple(_blocks(part, s, inputs) for part in loop.blocks),
         after=tuple(_stored_block(v, s, inputs) for v in loop.of_blocks),
     )
+
+
+def _stored(value: Value, cast: Eqn | None, s: Spelling, inputs: Inputs) -> Statement:
+    """An element of a result; of one that is converted behind the loop, what it is cast from."""
+    target = s.store.format(value.name)
+    if cast is None:
+        return Statement(f"{target} = {inputs.spell(value)};")
+    return Statement(f"{target} = {inputs.spell(cast.args[0])};", note(cast))
 
 
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
