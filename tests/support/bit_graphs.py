@@ -1,6 +1,7 @@
 """Graphs of one's own whose kernels have structures that no named graph has."""
 
 from collections.abc import Callable
+from functools import partial
 
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import BF16, D, DType, M, S, Value
@@ -13,9 +14,9 @@ def plain(b: GraphBuilder) -> None:
     b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
 
 
-def block_scaled(b: GraphBuilder) -> None:
-    """A norm over the largest number of each block of 32 features, which is a result, and a fold of its quotients."""
-    blocks = b.axis("B", D / 32)
+def block_scaled(b: GraphBuilder, features: int = 32) -> None:
+    """A norm over the largest number of each block of features, which is a result, and a fold of its quotients."""
+    blocks = b.axis("B", D / features)
     x = b.input("x", M, D)
     y = x * (b.mean(x * x) + b.eps()).rsqrt() * b.input("gamma", D)
     scale = b.max(abs(y), to=blocks).maximum(1e-6) * 0.25
@@ -30,6 +31,25 @@ def quantised(b: GraphBuilder) -> None:
     b.quantise("q", y, "e4m3", to=b.axis("B", D / 32))
     b.quantise("n", y, "int8")
     b.quantise("whole", y, "e5m2", scale=b.input("s", dtype="f32", differentiable=False))
+
+
+def scaled_twice(b: GraphBuilder) -> None:
+    """A sum of each row, and then of each column, of quotients by numbers of blocks; two sizes of them."""
+    x = b.input("x", M, D)
+    near = x / b.max(abs(x), to=b.axis("B", D / 16)).maximum(1e-6)
+    y = near * (b.mean(near * near) + b.eps()).rsqrt()
+    scale = b.mean(y * y, to=b.axis("C", D / 96))
+    b.output("y", y / (scale + 1.0))
+    b.output("scale", scale, dtype="f32")
+    b.output("columns", b.sum(y * scale, axis=M))
+
+
+def divided(b: GraphBuilder) -> None:
+    """Quotients by the largest number of each block, and their sums over rows: no row is summed."""
+    x = b.input("x", M, D)
+    y = x / b.max(abs(x), to=b.axis("B", D / 24)).maximum(1e-6)
+    b.output("y", y)
+    b.output("columns", b.sum(y, axis=M))
 
 
 def placed(b: GraphBuilder) -> None:
@@ -232,9 +252,14 @@ def sums(count: int) -> Callable[[GraphBuilder], None]:
 
 
 _LISTED = (
-    plain, block_scaled, quantised, group_normed, class_loss, placed, peaked, mixed, halved, apart, exchanged_twice,
-    crossed, early_and_late, stream, twice, hostile, numbers_of_rows, result_alone, weights_alone, statistic_of_columns,
-    without_effect, clashing, largest, norm_and_sum, two_norms, norms_apart, two_kinds, chained, *NUMPY, *BACKWARD,
+    plain, block_scaled, scaled_twice, divided, quantised, group_normed, class_loss, placed, peaked, mixed, halved,
+    apart, exchanged_twice, crossed, early_and_late, stream, twice, hostile, numbers_of_rows, result_alone,
+    weights_alone, statistic_of_columns, without_effect, clashing, largest, norm_and_sum, two_norms, norms_apart,
+    two_kinds, chained, *NUMPY, *BACKWARD,
 )  # fmt: skip
 DEFINITIONS = {f.__name__: Definition(f.__name__, f) for f in _LISTED}
+DEFINITIONS |= {
+    f"block_scaled{n}": Definition(f"block_scaled{n}", partial(block_scaled, features=n))
+    for n in (16, 24, 64, 96, 128, 256)
+}
 DEFINITIONS |= {f"sums{n}": Definition(f"sums{n}", sums(n)) for n in (8, 9, 13, 33)}

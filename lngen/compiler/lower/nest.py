@@ -11,7 +11,7 @@ inputs, one number per reduction, and the few elements that are long to compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -38,7 +38,7 @@ from lngen.compiler.ir.places import depths, operand_depth, segment_sums_of, ups
 
 @dataclass(frozen=True)
 class Blocks:
-    """Reductions over blocks of features, by neighbouring threads, for each vector of a thread.
+    """Reductions over blocks of features, for each vector of a thread.
 
     element   the equations of their operands, once per element
     folds     the reductions
@@ -56,6 +56,7 @@ class Loop:
 
     inputs     the inputs of which it reads elements
     segments   the sums of segments that it reads, and ``vector`` the equations over segments, once per vector
+    meeting    the loops before it, whose terms are reductions over blocks that every thread then completes
     blocks     the reductions over blocks of features, before the elements that use them
     element    the equations, once per element
     terms      the reductions to which it adds terms; their results are complete behind it, or partial
@@ -67,6 +68,7 @@ class Loop:
     segments: tuple[Value, ...]
     vector: tuple[Eqn, ...]
     element: tuple[Eqn, ...]
+    meeting: tuple[Loop, ...] = ()
     blocks: tuple[Blocks, ...] = ()
     terms: tuple[Eqn, ...] = ()
     stores: tuple[Value, ...] = ()
@@ -122,6 +124,7 @@ class Style:
                   take the place of inputs; or at the "end"
     keeps         the factors of sums of squares of segments are kept in registers
     keeps_long    elements that are long to compute are kept in registers, and 16-bit results that later loops read
+    meets         reductions over blocks of features have loops of their own, behind each of which the threads meet
     """
 
     held: frozenset[Axis] = frozenset({D})
@@ -129,6 +132,7 @@ class Style:
     stores: Literal["soon", "last", "end"] = "soon"
     keeps: bool = False
     keeps_long: bool = False
+    meets: bool = False
 
 
 # ---- the placement ----
@@ -255,6 +259,20 @@ class _Work:
             ready |= {*keep}
 
     def _loop(
+        self,
+        wanted: tuple[Value, ...],
+        ready: frozenset[Value],
+        keep: tuple[Value, ...],
+        terms: tuple[Eqn, ...],
+        stores: tuple[Value, ...] = (),
+    ) -> Loop:
+        """A loop, behind one for each stage of the reductions over blocks that it uses, if they meet."""
+        loop = self._alone(wanted, ready, keep, terms, stores)
+        stages = [part.folds for part in loop.blocks if part.folds and self.style.meets]
+        meeting = (self._alone(tuple(a for e in folds for a in e.args), ready, (), folds) for folds in stages)
+        return replace(loop, meeting=tuple(meeting))
+
+    def _alone(
         self,
         wanted: tuple[Value, ...],
         ready: frozenset[Value],

@@ -210,10 +210,10 @@ class Plan:
         """True if an [M, D] result may overwrite an [M, D] input exactly: none is read after one is stored."""
         if self.schedule.form != "multipass":
             return True  # each number of a row is read once, before any of that row is stored
-        loops = [(phase.outputs, loop) for kernel in self.kernels for phase in kernel.phases for loop in phase.loops]
-        first = next((n for n, (outputs, _) in enumerate(loops) if outputs), len(loops))
+        loops = [(phase, loop) for kernel in self.kernels for phase in kernel.phases for loop in phase.loops]
+        stores = (n for n, (phase, loop) in enumerate(loops) if phase.outputs and loop in phase.storing)
         wide = {v.name for v in self.inputs if v.type.axes == WIDE}
-        return not any(wide & set(loop.inputs) for _, loop in loops[first + 1 :])
+        return not any(wide & set(loop.inputs) for _, loop in loops[next(stores, len(loops)) + 1 :])
 
     @property
     def contiguous(self) -> bool:
@@ -279,9 +279,11 @@ def kernel_lines(kernel: Kernel) -> list[str]:
 
 
 def _phase(phase: PhaseText) -> list[str]:
+    meeting = [first for loop in phase.loops for first in loop.meeting]
     parts = {
         "load": dict.fromkeys(name for loop in phase.loops for name in loop.inputs),
         "compute": dict.fromkeys(_defined(s) for loop in phase.loops for s in loop.every if s.note and _defines(s)),
+        "meet": dict.fromkeys(s.note.split()[0][1:] for first in meeting for s in first.element if _adds(s)),
         "sum": [s.name for r in phase.reduces if r.op == "Add" for s in r.sums],
         "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
         "exchange": phase.exchanged,
@@ -300,6 +302,11 @@ def _statements(after: Statement | Join) -> tuple[Statement, ...]:
 
 def _defines(statement: Statement) -> bool:
     return statement.text.startswith("const ")
+
+
+def _adds(statement: Statement) -> bool:
+    """True for a term of a reduction."""
+    return bool(statement.note) and not _defines(statement)
 
 
 def _defined(statement: Statement) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, D, DType, Graph, M, Value, ctype
+from lngen.compiler.ir import WIDE, D, DType, Graph, M, Value, ctype, is_block_fold
 from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
-from lngen.compiler.lower.cuda.spelling import tensors
+from lngen.compiler.lower.cuda.spelling import named, tensors
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import is_exact, partial_values, stage_share, stay_packed
@@ -42,6 +42,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         in_registers=wide if s.row_in_registers else (),
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,
+        met=named(e for e in graph.eqns if is_block_fold(e)) if p.blocks_meet else (),
     )
     prefetching = 0 if row.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
     return replace(row, prefetch_blocks=prefetching)
@@ -81,6 +82,7 @@ def row_style(row: RowKernel) -> Style:
         stores="last" if s.tma_store else "soon",
         keeps=s.form == "registers" or s.row_in_registers,
         keeps_long=s.form != "multipass",
+        meets=row.problem.blocks_meet,
     )
 
 

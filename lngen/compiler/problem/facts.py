@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import NoReturn
@@ -32,7 +33,10 @@ from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, suited
 from lngen.dtypes import READ, WRITTEN
 from lngen.errors import LowerError
 
+WARP = 32  # threads
 CHUNK_BYTES = 16  # the widest load of a thread
+MOST_PARTS = 32  # numbers of a block of features that a thread reads from shared memory into registers
+MAX_STATIC = 48 * 1024  # bytes of static shared memory of a block
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Problem:
     phases                      number of phases of a row
     operations                  equations per element of a row
     live                        computed [M, D] values that a later phase uses, at most
-    block_lanes                 neighbouring threads that fold the largest block of features together
+    feature_blocks              features of a block, for each axis of blocks
+    block_folds                 sums and maxima over blocks of features
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     """
 
@@ -79,7 +84,8 @@ class Problem:
     phases: int
     operations: int = 0
     live: int = 0
-    block_lanes: int = 1
+    feature_blocks: tuple[int, ...] = ()
+    block_folds: int = 0
     strides: int = 1
 
     @cached_property
@@ -102,6 +108,31 @@ class Problem:
         """Chunks per segment; the last segment may be shorter."""
         return self.segment // self.chunk
 
+    def lanes(self, features: int) -> int:
+        """Neighbouring threads that fold a block of so many features, or what they have of it.
+
+        Blocks and segments are whole multiples of what they have, so each begins at the first of them.
+        """
+        return math.gcd(features // self.chunk, self.segment_chunks, WARP)
+
+    @cached_property
+    def block_lanes(self) -> int:
+        """Neighbouring threads that fold the largest block of features together."""
+        return max(map(self.lanes, self.feature_blocks), default=1)
+
+    @cached_property
+    def blocks_meet(self) -> bool:
+        """True if neighbouring threads do not have whole blocks: then what each has meets in shared memory.
+
+        A block lies across two segments, or it has not a power of two of vectors, or more than a warp has.
+        """
+        return any(self.lanes(n) * self.chunk < n for n in self.feature_blocks)
+
+    @cached_property
+    def block_numbers(self) -> int:
+        """Sums and maxima of the vectors of a row that meet in shared memory."""
+        return self.block_folds * self.segments * self.segment_chunks * self.blocks_meet
+
 
 def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
@@ -112,7 +143,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     ends = folds(graph)
     sums = [e for e in graph.eqns if e.op in FOLDS]
     used = {a for e in graph.eqns for a in e.args}
-    return Problem(
+    found = Problem(
         d=d,
         chunk=row.chunk,
         run=row.run,
@@ -133,9 +164,12 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         phases=len(ends) + 1,
         operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
         live=_live(graph),
-        block_lanes=_block_lanes(graph, row),
+        feature_blocks=tuple(a.number for a in derived_axes(graph) if a.base is D and isinstance(a.number, int)),
+        block_folds=sum(map(is_block_fold, graph.eqns)),
         strides=strides,
     )
+    _check_blocks(graph, found)
+    return found
 
 
 def refuse_axes(graph: Graph) -> None:
@@ -160,23 +194,23 @@ def _refuse(graph: Graph, what: str) -> NoReturn:
     raise LowerError(f"graph @{graph.name}: {what} yet; `lngen check --on interpreter` checks its mathematics.")
 
 
-WARP = 32
-
-
-def _block_lanes(graph: Graph, row: RowOrder) -> int:
-    """Neighbouring threads that fold the largest block of features together; LowerError if threads cannot."""
-    lanes = 1
+def _check_blocks(graph: Graph, p: Problem) -> None:
+    """LowerError for blocks of features that the threads of a row cannot fold."""
     for axis in (a for a in derived_axes(graph) if a.base is D):
         assert isinstance(axis.number, int)
-        count, rest = divmod(axis.number, row.chunk)
-        if rest or row.run != row.chunk or count & (count - 1) or count > WARP or row.segment % axis.number:
+        most = p.lanes(axis.number) * MOST_PARTS
+        if axis.number % p.chunk or axis.number > most * p.chunk or p.run != p.chunk:
             raise LowerError(
-                f"graph @{graph.name}: neighbouring threads, of {row.chunk} features each, fold a block of {axis}. So "
-                f"blocks are expected to have {row.chunk} features times a power of two up to {WARP}, and a segment of "
-                f"{row.segment} features to be whole blocks; got {axis.declaration}."
+                f"graph @{graph.name}: a thread adds vectors of {p.chunk} features, so a block is expected to be 1 to "
+                f"{most} whole vectors; got {axis.declaration}."
             )
-        lanes = max(lanes, count)
-    return lanes
+    least = (p.block_numbers + p.segment_values * p.segments) * p.real_size  # bytes, of form multipass
+    if p.blocks_meet and least > MAX_STATIC:
+        raise LowerError(
+            f"graph @{graph.name}: no warp has whole blocks of a segment of {p.segment} features, so the numbers of "
+            f"vectors meet in shared memory, in at most {MAX_STATIC} bytes; got {p.block_folds} x {p.chunks} numbers, "
+            f"{least} bytes. Fewer sums and maxima over blocks, or shorter rows, take less."
+        )
 
 
 def _check_dtypes(graph: Graph) -> None:

@@ -146,7 +146,8 @@ def static_shared(s: Schedule, p: Problem) -> int:
     taken = s.rows_per_block * (s.stages + 2 * s.broadcast) if s.dynamic else 0
     if s.form not in STAGED:
         numbers = max(numbers, partial_values(s, p))
-    return (numbers + exchanged) * p.real_size + 8 * (barriers + taken)
+    met = s.rows_per_block * p.block_numbers // s.cluster
+    return (numbers + exchanged + met) * p.real_size + 8 * (barriers + taken)
 
 
 def dynamic_shared(s: Schedule, p: Problem) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from lngen.compiler.problem.facts import Problem
+from lngen.compiler.problem.facts import MAX_STATIC, Problem
 from lngen.compiler.problem.footprint import (
     BULK,
     NAMED_BARRIERS,
@@ -22,7 +22,7 @@ from lngen.compiler.problem.schedule import BULK_FORMS, FORMS, MAX_CLUSTER, STAG
 from lngen.errors import ScheduleError
 
 MAX_THREADS, MAX_THREADS_PER_SM = 1024, 2048
-MAX_STATIC, MAX_SHARED = 48 * 1024, 227 * 1024
+MAX_SHARED = 227 * 1024
 MAX_ELEMENTS = 128
 MIN_STAGES, MAX_STAGES = 2, 8
 ANY_STAGED = " or ".join(STAGED)  # in messages
@@ -110,6 +110,11 @@ def _cluster_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         lambda: (
             f"the blocks of a cluster have equally many of the {p.segments} segments of a row, got cluster={s.cluster}"
         ),
+    )
+    cut = next((n for n in p.feature_blocks if s.cluster > 1 and cluster_tile(s, p) % n), 0)
+    yield (
+        not cut,
+        lambda: f"a cluster tile has whole blocks of {cut} features, got {cluster_tile(s, p)} features",
     )
 
 

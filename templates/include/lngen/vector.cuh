@@ -217,21 +217,23 @@ __device__ __forceinline__ void store(T* p, int v, const Vec<T, Row::N>& vector)
     }
 }
 
-// Stores a number for the block of FEATURES neighbouring columns that vector v is a part of: its first thread does.
+// Stores a number for the block of FEATURES neighbouring columns that vector v begins, if it begins one.
 template <typename Row, int FEATURES, typename T>
 __device__ __forceinline__ void store_block(T* p, int v, T number) {
-    if (Row::thread() % (FEATURES / Row::N) == 0 && Row::holds(v, 0)) p[Row::column(v, 0) / FEATURES] = number;
+    const int column = Row::column(v, 0);
+    if (Row::holds(v, 0) && column % FEATURES == 0) p[column / FEATURES] = number;
 }
 
 // The same into a matrix of columns: rows of a block lie side by side, and zeros behind them up to a multiple of four.
 template <typename Row, int FEATURES, typename T>
 __device__ __forceinline__ void store_block_by_columns(T* p, long long row, long long rows, int v, T number) {
-    if (Row::thread() % (FEATURES / Row::N) != 0 || !Row::holds(v, 0)) return;
     const long long padded = (rows + 3) & ~3ll;
-    T* column = p + Row::column(v, 0) / FEATURES * padded;
-    column[row] = number;
+    const int column = Row::column(v, 0);
+    if (!Row::holds(v, 0) || column % FEATURES != 0) return;
+    T* numbers = p + column / FEATURES * padded;
+    numbers[row] = number;
     if (row == rows - 1) {
-        for (long long i = rows; i < padded; ++i) column[i] = T(0);
+        for (long long i = rows; i < padded; ++i) numbers[i] = T(0);
     }
 }
 

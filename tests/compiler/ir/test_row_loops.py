@@ -55,7 +55,7 @@ def test_random_graphs() -> None:
 
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_graphs_of_bits(name: str) -> None:
-    spec = parse_spec(f"{name}.fwd:d=128,dtype=f32", {name: DEFINITIONS[name]})
+    spec = parse_spec(f"{name}.fwd:d=768,dtype=f32", {name: DEFINITIONS[name]})
     for rows in (1, 7):
         inputs = random_inputs(spec, rows)
         assert not mismatches(interpret(spec.graph(), inputs), by_whole_arrays(spec.graph(), inputs))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sampling
+from bits import spec_of
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.devices import Device, capability, default_device, described, device_for
 from lngen.compiler.ir import parse
@@ -45,7 +46,7 @@ from lngen.errors import ScheduleError
 
 
 def facts(text: str) -> Problem:
-    spec = parse_spec(text)
+    spec = spec_of(text)
     return problem(spec.graph(), spec.d, spec.strides)
 
 
@@ -82,6 +83,22 @@ def test_shared_memory() -> None:
     half = Schedule("tma", 256, 1, 8, stages=2, cluster=2)
     assert stage_bytes(half, p) == 2 * -(-4 * 2504 * 2 // 128) * 128
     assert static_shared(half, p) == (2 * 2 * 4 * 256 + 2 * 2 * 8) * 4 + 8 * (2 + 2)
+
+
+@pytest.mark.parametrize(("text", "lanes", "numbers"), [
+    ("block_scaled128.fwd:d=8192,dtype=bf16", 16, 0),
+    ("block_scaled128.fwd:d=8320,dtype=bf16", 8, 2 * 1040),  # two segments of 520 vectors
+    ("block_scaled64.fwd:d=8320,dtype=f32", 8, 2 * 2080),  # four segments of 520
+    ("block_scaled96.fwd:d=960,dtype=bf16", 4, 2 * 120),
+    ("block_scaled256.fwd:d=1024,dtype=f32", 32, 2 * 256),
+])  # fmt: skip
+def test_blocks_that_no_neighbours_have_meet_in_shared_memory(text: str, lanes: int, numbers: int) -> None:
+    """A maximum and a sum over blocks: each row has its own numbers, and each block of a cluster has a part of them."""
+    p = facts(text)
+    assert (p.block_lanes, p.block_numbers) == (lanes, numbers)
+    for s in (Schedule("registers", 32, 2, 4), Schedule("registers", 256, 1, 4, cluster=2)):
+        taken = static_shared(s, p) - static_shared(s, replace(p, block_folds=0))
+        assert taken == s.rows_per_block * numbers // s.cluster * 4
 
 
 SEGMENTED = """graph @f(%x: f32[M, D]) -> (f32[M, D], f32[M]) {

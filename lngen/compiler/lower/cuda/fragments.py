@@ -94,6 +94,11 @@ class Sum:
         """What the terms of a reduction are added to."""
         return f"{self.name}_acc_"
 
+    @property
+    def of_vectors(self) -> str:
+        """The shared memory in which the numbers of the vectors of a row meet, of a reduction over blocks."""
+        return f"{self.name}_vectors_"
+
 
 def parameters(sums: Iterable[Sum]) -> str:
     """The accumulators of reductions, as parameters."""
@@ -115,7 +120,8 @@ class LoopText:
 
     Between them are reductions over blocks of features; ``after``: the statements behind the elements of a vector.
 
-    ``inputs``: the IR names of the [M, D] and [D] inputs that it reads.
+    ``inputs``: the IR names of the [M, D] and [D] inputs that it reads. ``meeting``: the loops before it, behind each
+    of which the threads of a row meet.
     """
 
     vector: tuple[Statement, ...]
@@ -123,6 +129,7 @@ class LoopText:
     inputs: tuple[str, ...]
     blocks: tuple[BlocksText, ...] = ()
     after: tuple[Statement, ...] = ()
+    meeting: tuple[LoopText, ...] = ()
 
     @property
     def lines(self) -> tuple[Statement, ...]:
@@ -212,8 +219,9 @@ class PhaseText:
 
     @property
     def loops(self) -> tuple[LoopText, ...]:
-        """The loops over the vectors of a row, in order; the first stores results."""
-        return (*self.storing, *(r.loop for r in self.reduces))
+        """The loops over the vectors of a row, in order."""
+        loops = (*self.storing, *(r.loop for r in self.reduces))
+        return tuple(each for loop in loops for each in (*loop.meeting, loop))
 
     @property
     def storing(self) -> tuple[LoopText, ...]:

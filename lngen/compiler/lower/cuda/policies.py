@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     column_threads,
@@ -55,9 +57,12 @@ def _template(name: str, *types: str, **values: int | str) -> str:
     return f"{name}<{', '.join([*types, *listed])}>"
 
 
-def row_objects(s: Schedule, p: Problem, shared_sums: int) -> tuple[str, ...]:
-    """The declarations of shared memory and of the policies' objects; ``shared_sums`` numbers are shared."""
-    lines = []
+def row_objects(s: Schedule, p: Problem, shared_sums: int, of_vectors: Iterable[str]) -> tuple[str, ...]:
+    """The declarations of shared memory and of the policies' objects; ``shared_sums`` numbers are shared.
+
+    ``of_vectors``: the arrays in which the numbers of vectors meet.
+    """
+    lines = [f"__shared__ {real(p)} {name}[Row::ROWS][Row::BLOCK_COLUMNS / Row::N];" for name in of_vectors]
     if shared_sums:  # shared by row reductions, column sums and their totals, one after the other
         numbers = max(shared_sums, scratch_numbers(s, p))
         lines.append(f"__shared__ __align__(16) {real(p)} sums_buffer_[{numbers}];")

@@ -64,6 +64,7 @@ class RowKernel:
     flush             how column sums are stored: by each thread, through shared memory "in turn" or in the former
                       "ring" of stages, or not at all ("")
     shared            numbers of shared memory for that, outside stages
+    met               the reductions over blocks of features whose numbers of vectors meet in shared memory
     prefetch_blocks   blocks that prefetch rows; 0 for all of them
     """
 
@@ -80,6 +81,7 @@ class RowKernel:
     in_registers: tuple[Tensor, ...] = ()
     flush: str = ""
     shared: int = 0
+    met: tuple[Sum, ...] = ()
     prefetch_blocks: int = 0
 
     @property
@@ -90,7 +92,7 @@ class RowKernel:
     @property
     def objects(self) -> tuple[str, ...]:
         """C++: the objects of these, and their shared memory."""
-        return row_objects(self.schedule, self.problem, self.shared)
+        return row_objects(self.schedule, self.problem, self.shared, [t.of_vectors for t in self.met])
 
     @property
     def staged(self) -> bool:
@@ -264,6 +266,8 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         cluster=s.cluster > 1,
         d=p.d,
         vector=p.chunk,
+        lanes=p.lanes,
+        meets=p.blocks_meet,
     )
 
 

@@ -138,6 +138,8 @@ class Spelling:
     array           the declaration of the array of the sums of segments
     cluster         the blocks of a cluster share a row
     d, vector       features of a row, and of a vector
+    lanes           neighbouring threads that fold a block of so many features, or what they have of it
+    meets           the sums and maxima of the vectors of a block have met in shared memory before
     """
 
     inputs: Inputs
@@ -151,6 +153,8 @@ class Spelling:
     cluster: bool = False
     d: int = 0
     vector: int = 1
+    lanes: Callable[[int], int] = lambda features: 1
+    meets: bool = False
 
     def statements(self, eqns: Iterable[Eqn]) -> tuple[Statement, ...]:
         """The lines of equations outside loops."""
@@ -230,8 +234,9 @@ def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
             *(_stored(v, pairs.get(v), s, inputs) for v in loop.stores),
         ),
         inputs=tuple(p.name for p in loop.inputs),
-        blocks=tuple(_blocks(part, s, inputs) for part in loop.blocks),
+        blocks=tuple((_met_blocks if s.meets else _blocks)(part, s, inputs) for part in loop.blocks),
         after=tuple(_stored_block(v, s, inputs) for v in loop.of_blocks),
+        meeting=tuple(_meeting(first, s) for first in loop.meeting),
     )
 
 
@@ -243,10 +248,18 @@ def _stored(value: Value, cast: Eqn | None, s: Spelling, inputs: Inputs) -> Stat
     return Statement(f"{target} = {inputs.spell(cast.args[0])};", note(cast))
 
 
+def _meeting(loop: Loop, s: Spelling) -> LoopText:
+    """The loop in which every thread shares the sum or the maximum of each of its vectors, from left to right."""
+    text, sums = _loop(loop, s, "", "{}_acc_"), named(loop.terms)
+    begin = (Statement(f"{t.real} {t.accumulator} = {t.functor}::neutral();") for t in sums)
+    share = (Statement(f"share_vector<Row>({t.of_vectors}, v_, {t.accumulator});") for t in sums)
+    return replace(text, vector=(*text.vector, *begin), after=tuple(share))
+
+
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
     """Neighbouring threads fold what each has of a block: its vector from left to right, then a tree over lanes."""
     sums = named(part.folds)
-    lanes = [_lanes(e.to, s) for e in part.folds]
+    lanes = [s.lanes(_features(e.to)) for e in part.folds]
     fold = [
         Statement(f"reduce_lanes<{t.functor}, /* lanes */ {n}>({t.name}_block_);")
         for t, n in zip(sums, lanes, strict=True)
@@ -262,23 +275,35 @@ def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
     )
 
 
-def _lanes(axis: Axis | None, s: Spelling) -> int:
-    """Threads that have a block."""
+def _met_blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
+    """Every thread folds the numbers of vectors that have met, in the same order: its last levels are over lanes."""
+    whole = [
+        Statement(f"const {t.real} {t.cname} = {_fold_vectors(t, _features(e.to), s)};", t.note)
+        for e, t in zip(part.folds, named(part.folds), strict=True)
+    ]
+    return BlocksText(before=(), element=(), after=(*whole, *map(inputs.statement, part.after)))
+
+
+def _fold_vectors(total: Sum, features: int, s: Spelling) -> str:
+    counts = f"/* vectors */ {features // s.vector}, /* lanes */ {s.lanes(features)}"
+    return f"fold_vectors<{total.functor}, Row, {counts}>({total.of_vectors}, v_)"
+
+
+def _features(axis: Axis | None) -> int:
+    """Features of a block."""
     assert axis is not None
     assert isinstance(axis.number, int)
-    return axis.number // s.vector
+    return axis.number
 
 
 def _stored_block(value: Value, s: Spelling, inputs: Inputs) -> Statement:
     """The first thread of a block stores its number."""
-    axis = value.type.along(D)
-    assert axis is not None
-    assert isinstance(axis.number, int)
-    block, ptr, number = f"<Row, /* features */ {axis.number}>", f"{value.name}_ptr_", inputs.spell(value)
+    features = _features(value.type.along(D))
+    block, pointer, number = f"<Row, /* features */ {features}>", f"{value.name}_ptr_", inputs.spell(value)
     if value.type.by_columns:
-        store = f"store_block_by_columns{block}({ptr}, stream_.row, rows_, v_, {number});"
+        store = f"store_block_by_columns{block}({pointer}, stream_.row, rows_, v_, {number});"
     else:
-        store = f"store_block{block}({ptr} + stream_.row * /* blocks */ {s.d // axis.number}, v_, {number});"
+        store = f"store_block{block}({pointer} + stream_.row * /* blocks */ {s.d // features}, v_, {number});"
     return Statement(f"if (stream_.has_row()) {store}")
 
 
