@@ -25,6 +25,7 @@ from lngen.compiler.spec import Spec
 
 KINDS = (
     "forward", "columns", "backward", "double", "special", "maxima", "wide", "many", "middle", "segments", "numbers",
+    "blocks",
 )  # fmt: skip
 AXES = {"MD": (M, D), "M": (M,), "D": (D,), "": ()}
 NARROW = (F16, BF16, F32)
@@ -44,6 +45,7 @@ FOLDS = ("sum_d", "mean_d", "max_d", "dot_d")
 COLUMNS = ("sum_m", "mean_m", "dot_m", "max_m")
 TOTALS = ("sum", "mean", "max", "dot")
 SEGMENTS = ("segment_sum", "segment_dot", "segment_size", "sum_s")
+BLOCKS = ("block_sum", "block_mean", "block_max", "block_max")
 MEETING = ("add", "sub", "mul", "fma", "maximum", "select_gt")
 # What a schedule is chosen by, in this order.
 CHOICES = (
@@ -86,12 +88,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A forward graph."""
+    """A forward graph; ``blocks``: features of the blocks of a row."""
 
     compute: DType
     inputs: tuple[Input, ...]
     steps: tuple[Step, ...]
     results: tuple[Result, ...]
+    blocks: tuple[int, ...] = ()
 
     def __call__(self, b: GraphBuilder) -> None:
         """Describe the graph."""
@@ -188,6 +191,7 @@ class _Kitchen:
     def cook(self) -> None:
         """Inputs, steps, results."""
         b, to = self.b, self.recipe.compute
+        self.blocks = [b.axis(f"B{n}", D / n) for n in self.recipe.blocks]
         for p in self.recipe.inputs:
             v = b.param(p.name, p.dtype, *AXES[p.axes])
             v = v if p.direct and p.dtype is to else b.cast(f"{p.name}32", v, to=to)
@@ -262,7 +266,7 @@ class _Kitchen:
             case "cast":
                 back = s.dtype if s.dtype in (F32, F64) and s.picks[1] % 4 == 0 else dtype
                 return b.cast("back", b.cast("rounded", x, to=s.dtype), to=back)
-            case "expand":
+            case "expand" if not any(a.is_declared for a in x.type.axes):
                 missing = [a for a in WIDE if a not in x.type.axes]
                 return b.expand("spread", x, axis=missing[s.picks[1] % len(missing)]) if missing else None
             case "ties" if D in x.type.axes and M in x.type.axes:
@@ -272,6 +276,12 @@ class _Kitchen:
                 return reduce(s.op, x, axis=D)
             case "dot_d" if dtype is F32 and D in (*x.type.axes, *y.type.axes):
                 return b.reduce_dot(s.op, x, y, axis=D)
+            case "block_sum" | "block_mean" | "block_max":
+                wide = [v for v in pool if v.type.axes == (M, D)]
+                if wide:
+                    reduce = {"sum": b.sum, "mean": b.mean, "max": b.max}[s.op[6:]]
+                    to = self.blocks[s.picks[1] % len(self.blocks)]
+                    return reduce(wide[-1 - s.picks[0] % len(wide)], to=to)
             case "segment_sum" | "segment_dot" | "sum_s":
                 return self._of_segments(s, alike)
             case "segment_size":
@@ -327,6 +337,10 @@ def draw_case(rng: random.Random, kind: str) -> Case:
         rows = rng.randint(0, 3)
     elif kind == "segments":
         d, rows = rng.choice([8200, 12296, 16385, 20001, rng.randint(1, 300)]), rng.randint(0, 3)
+    elif kind == "blocks":  # some lie across segments of 4160, 4128, 2080, 2064 features
+        d, rows = rng.choice([8320, 8256, 4160, 4128, 480, 768]), rng.randint(0, 5)
+        sizes = [n for n in range(8, 264, 8) if d % n == 0]
+        recipe = replace(recipe, blocks=tuple(rng.sample(sizes, rng.randint(1, 2))))
     elif kind == "middle":
         d, rows = rng.choice([512, 1024, rng.randint(260, 2000), 8 * rng.randint(33, 250)]), rng.randint(0, 9)
     elif kind == "many":
@@ -361,7 +375,7 @@ def _recipe(rng: random.Random, kind: str) -> Recipe:
         + list(SEGMENTS) * 6 * (kind == "segments")
     )
     steps = [_step(rng, rng.choice(words), dtypes) for _ in range(rng.randint(2, 5 if kind == "wide" else 11))]
-    for op in SEGMENTS * 2 * (kind == "segments"):
+    for op in {"segments": SEGMENTS * 2, "blocks": BLOCKS}.get(kind, ()):
         steps += [_step(rng, op, dtypes), replace(_step(rng, rng.choice(MEETING), dtypes), picks=(0, _recent(rng), 1))]
     steps += [_step(rng, "sum_m", dtypes) for _ in range(columns)]
     steps += [replace(_step(rng, rng.choice(PLAIN), dtypes), pool="columns") for _ in range(2 * columns)]
