@@ -189,6 +189,15 @@ def test_a_random_rule_is_that_of_the_model(seed: int) -> None:
     check(text, rule, rows, seed, lambda found: [found[seed % len(found)]] if seed % 4 == 0 else [])
 
 
+@pytest.mark.parametrize(("d", "dtype", "block", "layout"), [
+    (8320, "bf16", 128, "columns"), (8320, "bf16", 64, "rows"), (11008, "f32", 128, "columns"),
+    (8960, "f16", 256, "columns"),
+])  # fmt: skip
+def test_a_block_may_lie_across_two_segments(d: int, dtype: str, block: int, layout: str) -> None:
+    rule = Rule("e4m3", "block", block_size=block, scale_layout=layout)
+    check(f"rmsnorm.fwd:d={d},dtype={dtype}", rule, 3, d, lambda found: found[:2])
+
+
 def test_random_rules_have_every_word_of_every_key() -> None:
     rules = [drawn(seed)[1] for seed in range(400)]
     for key, (default, words, _) in KEYS.items():
