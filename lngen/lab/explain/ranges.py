@@ -22,6 +22,7 @@ from lngen.compiler.spec import Spec
 MONOTONE = {
     "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log", "tanh",
     "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
+    "ceil_power",
 }  # fmt: skip
 # The result is an operand, perhaps with another sign; so is that of a cast, unless it is to fewer bytes.
 CHOOSING = {

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from math import isfinite, log, log2, sqrt
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import F16, F64, WIDE, D, Eqn, Type, is_over_segments, print_eqn, values_of
+from lngen.compiler.ir import F16, F64, WIDE, D, DType, Eqn, Type, Value, is_over_segments, print_eqn, values_of
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array, column_depth, row_depth
-from lngen.compiler.ir.places import upstream
+from lngen.compiler.ir.places import downstream, upstream
 from lngen.compiler.passes.variance import is_rounded
+from lngen.dtypes import QUANTISED
 from lngen.errors import SpecError
 from lngen.lab.explain.ranges import Facts, Range
 from lngen.lab.explain.section import Lines, Section, Subject, Table, Text, wrapped
@@ -117,6 +119,8 @@ def multiplied(g: Facts, e: Eqn) -> Iterator[Hazard]:
     """A product or power that may exceed the largest number; the squares of a sum are said with it."""
     if e.op != "mul" or isfinite(g.ranges[e.out].most) or min(g.ranges[a].most for a in e.args) <= BOUNDED:
         return
+    if any(scaled(g, f) and e.out in f.args for f in g.made.values()):  # an infinity saturates: see given_scale
+        return
     most, powers = e.out.type.dtype.largest, g.factors(e.out)
     if len(powers) > 1:
         a, b = (g.names[v] for v in e.args)
@@ -170,8 +174,11 @@ def division(g: Facts, e: Eqn) -> Iterator[Hazard]:
     chosen = [f for f in map(g.made.__getitem__, divisor.args) if f.op == "select_eq" and f.args[0] in divisor.args]
     if divisor.op == "add" and any(g.ranges[f.args[1]] == Range(0, 0) and g.ranges[f.args[2]].low > 0 for f in chosen):
         yield Hazard("division", f"multiplies the errors of {x} by 1 / |{y}|, which may be large", "0 is replaced")
-    else:
-        yield Hazard("division", f"divides by 0, if {y} is 0: infinity, or NaN for 0 / 0", limit=0)
+        return
+    taken, guard = [f for f in g.made.values() if e.out in f.args], ""
+    if taken and all(f.op == "minimum" for f in taken) and g.ranges[e.args[0]].low > 0:
+        guard = f"{g.names[taken[0].out]} is at most {g.ranges[taken[0].out].high:.4g}"
+    yield Hazard("division", f"divides by 0, if {y} is 0: infinity, or NaN for 0 / 0", guard, 0)
 
 
 def casts(g: Facts, e: Eqn) -> Iterator[Hazard]:
@@ -183,6 +190,106 @@ def casts(g: Facts, e: Eqn) -> Iterator[Hazard]:
         yield Hazard("f16 overflow", risk, limit=most)
     if any(e.out in f.args for _, f in g.eqns):
         yield Hazard("early rounding", f"has relative errors of up to {unit(e)}, as has what is computed from it")
+
+
+class Scaled(NamedTuple):
+    """What a cast rounds to 8 bits: v, divided or multiplied by a scale that is given, or that follows from max |v|.
+
+    amax  the equation of the largest |v| of a row or a block, where the scale follows from it
+    path  the equations from there to the scale
+    """
+
+    v: Value
+    scale: Value | None = None
+    divides: bool = True
+    amax: Eqn | None = None
+    path: tuple[Eqn, ...] = ()
+
+
+def scaled(g: Facts, e: Eqn) -> Scaled | None:
+    """What a cast to 8 bits rounds; None for other equations."""
+    if e.op != "cast" or e.out.type.dtype not in QUANTISED:
+        return None
+    of = g.made[e.args[0]]
+    if of.op not in ("mul", "div", "div_scale") or of.args[0].type.axes == of.args[1].type.axes:
+        return Scaled(of.out)
+    (v, scale), divides = of.args, of.op != "mul"
+    if not divides and g.made[scale].op == "div" and g.ranges[g.made[scale].args[0]] == Range(1, 1):
+        scale, divides = g.made[scale].args[1], True
+    eqns = [*g.made.values()]
+    before = upstream(eqns, [scale])
+    for amax in (f for f in eqns if f.op == "reduce_max" and f.out in before):
+        if (g.made[amax.args[0]].op, g.made[amax.args[0]].args) == ("abs", (v,)):
+            path = before & downstream(eqns, [amax.out]) - {amax.out}
+            return Scaled(v, scale, divides, amax, tuple(f for f in eqns if f.out in path))
+    return Scaled(v, scale, divides)
+
+
+def given_scale(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """A cast to 8 bits by a scale that does not follow from the row, or without one."""
+    if (found := scaled(g, e)) is None or found.amax:
+        return
+    to, v, s = e.out.type.dtype, g.names[found.v], _source(g, found.scale) if found.scale else ""
+    by = f" {'*' if found.divides else '/'} {s}" if s else ""
+
+    def where(bound: float, size: float) -> str:
+        return f"{s} is {size / bound if found.divides else bound / size:.3g}"
+
+    most, side, guard = g.ranges[found.v].most, "more" if found.divides else "less", ""
+    if s and isfinite(most):
+        guard = f"|{v}| is at most {most:.4g}, too little for it if {where(to.largest, most)} or {side}"
+    # Of normal numbers 1 % are beyond 2.576 standard deviations, and 1 % within 0.01253.
+    for name, risk, limit, deviations in (
+        ("saturation", "saturates, if |{}| exceeds", to.largest, 2.576),
+        ("underflow", "is 0, if |{}| is at most", to.floor, 0.01253),
+    ):
+        share = f". Of numbers with standard deviation 1 it is 1 %, if {where(limit, deviations)}" if s else ""
+        yield Hazard(name, f"{risk.format(v)} {limit:.4g}{by}{share}", guard if name == "saturation" else "", limit)
+
+
+def own_scale(g: Facts, e: Eqn) -> Iterator[Hazard]:
+    """A cast to 8 bits by a scale that follows from the largest number of a row or block, and what bounds that."""
+    if (found := scaled(g, e)) is None or found.amax is None:
+        return
+    to, v, amax, inverted = e.out.type.dtype, g.names[found.v], g.names[found.amax.out], False
+    for f in found.path:
+        of = next(a for a in f.args if a == found.amax.out or any(a == h.out for h in found.path))
+        inverted ^= f.op == "div" and f.args[1] == of
+        if f.op in ("minimum", "maximum"):
+            yield _bounded(g, to, of, f, inverted)
+        if f.op == "ceil_power":
+            risk = f"loses up to 1 bit of its range, as {g.names[f.out]} is up to twice the scale that {amax} needs"
+            yield Hazard("power of two", risk, "a product with its inverse is exact")
+    times = to.largest / to.floor
+    features = next((int(a.number) for a in found.amax.out.type.axes if a.base is D), g.d)
+    normal = NormalDist()
+    near = normal.inv_cdf(1 - 0.5 / (features + 1)) / times  # beside the deviation, where the largest number has amax
+    risk = f"is 0, if |{v}| is {amax} / {times:.6g} or less: about {200 * normal.cdf(near) - 100:.2g} % of {features} "
+    risk += "normal numbers, more beside an outlier"
+    digits = f"; it has fewer digits, if it is below {amax} / {to.largest / to.normal:.6g}" if to.digits else ""
+    yield Hazard("underflow", risk + digits, limit=times)
+
+
+def _source(g: Facts, value: Value) -> str:
+    """The name of a value, or of what is handed on to it as it is."""
+    of = g.made[value]
+    return _source(g, of.args[0]) if of.op in ("detach", "stop_gradient") or _widens(of) else g.names[value]
+
+
+def _widens(e: Eqn) -> bool:
+    return e.op == "cast" and e.out.type.dtype.size >= e.args[0].type.dtype.size
+
+
+def _bounded(g: Facts, to: DType, of: Value, eqn: Eqn, inverted: bool) -> Hazard:
+    """A least or largest scale, or of its inverse: ``of`` is what follows from the row, the other operand the bound."""
+    bound = next(a for a in eqn.args if a != of)
+    number = g.ranges[bound].low if g.ranges[bound].low == g.ranges[bound].high else None
+    x, name = _source(g, of), _source(g, bound) if number is None else f"{number:.4g}"
+    beyond = f"{x} {'exceeds' if eqn.op == 'minimum' else 'is below'} {name}"
+    if (eqn.op == "minimum") != inverted:
+        return Hazard("saturation", f"saturates where numbers are large, if {beyond}", limit=number)
+    risk = f"has fewer digits, if {beyond}; it is 0, if by a factor of {to.largest / to.floor:.6g}"
+    return Hazard("least scale", risk, "zeros are divided by a number above 0", number)
 
 
 def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
@@ -202,8 +309,8 @@ def sums(g: Facts, e: Eqn) -> Iterator[Hazard]:
 
 
 HAZARDS: tuple[Callable[[Facts, Eqn], Iterator[Hazard]], ...] = (
-    one_pass, division, root, logarithm, exponential, mean_removed, complement, remainder, cancellation, casts, sums,
-    multiplied,
+    one_pass, division, root, logarithm, exponential, mean_removed, complement, remainder, cancellation, casts,
+    given_scale, own_scale, sums, multiplied,
 )  # fmt: skip
 
 

@@ -12,9 +12,10 @@ import pytest
 from explained import subject_of
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import F16, D, M, Value, print_eqn, values_of
+from lngen.compiler.ir import F16, D, DType, M, Value, print_eqn, values_of
 from lngen.compiler.ir.numerics import Array, round_to
 from lngen.compiler.spec import Spec, make_spec, parse_spec
+from lngen.dtypes import QUANTISED
 from lngen.lab.explain import Section, stability
 from lngen.lab.explain.ranges import Facts
 from lngen.lab.explain.stability import Hazard, hazards
@@ -63,6 +64,7 @@ def test_facts_hold(name: str) -> None:
 FAMILIAR = {
     "layernorm.fwd:d=64,dtype=f32": {"0 <= %var", "0 <= %rstd <= 316.2", "-8 <= %xhat <= 8"},
     "layernorm.bwd:d=64,dtype=f32": {"-8 <= %xhat <= 8"},
+    "rmsnorm.fwd:d=64,quant=int8,scale_pow2=up": {"1.175e-38 <= %q_scale"},
     "l2norm.fwd:d=64,dtype=f32": {"-1 <= %y <= 1"},
     "softmax.bwd:d=64,dtype=f32": {"%shifted <= 0", "0 <= %e <= 1", "0.01562 <= %rsum <= 1", "0 <= %p <= 1"},
 }
@@ -107,6 +109,8 @@ PAIRS: dict[str, tuple[Spec, Spec]] = {
     "logarithm": (graph(lambda b, x, z: (1 + x * x).log()), graph(lambda b, x, z: (2 + x * x).log() + z.log())),
     "product": (graph(lambda b, x, z: x * z), graph(lambda b, x, z: x * z * x * z.tanh() * 1e4, dtype="f16")),
     "early rounding": (parse_spec("rmsnorm.fwd:d=9,dtype=bf16,casts=llama"), parse_spec("rmsnorm.fwd:d=9,dtype=bf16")),
+    "saturation": tuple(parse_spec(f"rmsnorm.fwd:d=9,quant=e4m3,scales=tensor{keys}") for keys in ("", ",gamma=no")),
+    "underflow": (parse_spec("rmsnorm.fwd:d=9,quant=int8"), parse_spec("rmsnorm.fwd:d=9")),
 }
 
 
@@ -182,6 +186,64 @@ def test_what_loses_digits_does_so_and_its_guard_does_not() -> None:
     assert not run(graph(centred, d=1000), equal).any()
     assert np.isinf(run(PAIRS["division"][0], equal[:, :256], z=0)).all()
     assert [np.isnan(run(s, 0 * equal[:, :256])).all() for s in PAIRS["root of 0"]] == [True, False]
+
+
+def quantised(dtype: DType, divided: bool = True, **how: Any) -> Spec:
+    """x in 8 bits; ``scale``: by a given one, that divides or multiplies."""
+
+    def describe(b: GraphBuilder) -> None:
+        x = b.input("x", M, D)
+        given = {name: b.input(name, dtype="f32", positive=True) for name in how if name in ("scale", "amax_max")}
+        if divided:
+            b.quantise("y", x, dtype, **how | given)
+        else:
+            b.output("y", x * given["scale"], dtype)
+
+    return make_spec(Definition("mine", describe), "fwd", {"d": 256, "dtype": "f32"})
+
+
+def in_8_bits(spec: Spec, largest: float, v: float, given: float = 0.0) -> float:
+    """What becomes of ``v`` in a row with that largest number, and zeros."""
+    x, name = np.zeros((1, 256), np.float32), next((p.name for p in spec.graph().params[1:]), "")
+    x[0, 3:5] = largest, v
+    return float(interpret(spec.graph(), {"x": x, name: np.float32(given)})["y"][0, 4])
+
+
+@pytest.mark.parametrize("dtype", QUANTISED)
+def test_a_cast_to_8_bits_loses_numbers_where_it_is_said(dtype: DType) -> None:
+    """Beside the largest number of the row, at a bound of its scale, and with a scale that is given."""
+    own = quantised(dtype)
+    (times,) = (h.limit or 0 for h in of(own, "underflow"))
+    assert [in_8_bits(own, 2.0, 2 * part / times) != 0 for part in (0.999, 1.001)] == [False, True]
+    raised = quantised(dtype, amax_min=0.5)
+    assert [h.limit for h in of(raised, "least scale")] == [0.5, 2.0**-126]
+    assert [in_8_bits(raised, v := 0.5 * part / times, v) != 0 for part in (0.999, 1.001)] == [False, True]
+    for divided, s in ((True, 3.0), (False, 1 / 3)):
+        given = quantised(dtype, divided, scale=s)
+        (most,), (least,) = ([h.limit or 0 for h in of(given, name)] for name in ("saturation", "underflow"))
+        assert [in_8_bits(given, 0, 3 * part * least, s) != 0 for part in (0.999, 1.001)] == [False, True]
+        assert [in_8_bits(given, 0, 3 * n, s) for n in (most, 9 * most)] == [most] * 2
+        assert in_8_bits(given, 0, -27 * most, s) == -most - (dtype is DType.INT8)
+
+
+@pytest.mark.parametrize(("keys", "found"), [
+    ("scales=row", {"underflow", "least scale"}), ("scales=block", {"underflow", "least scale"}),
+    ("apply=mul,scale_pow2=up", {"underflow", "least scale", "power of two"}),
+    ("apply=ratio", {"underflow", "least scale", "division"}),
+    ("amax_max=yes", {"saturation", "underflow", "least scale"}), ("scales=tensor", {"saturation", "underflow"}),
+    ("scales=tensor,apply=mul", {"saturation", "underflow"}),
+    ("scales=tensor,tensor_scale=multiply", {"saturation", "underflow"}),
+])  # fmt: skip
+def test_the_hazards_of_a_quantised_norm(keys: str, found: set[str]) -> None:
+    """They follow from what is cast; names are those of the graph's own values."""
+    plain, quant = (
+        [hazard for _, hazard in hazards(Facts(parse_spec(f"rmsnorm.fwd:d=256,dtype=bf16{k}"), 64))]
+        for k in ("", f",quant=e4m3,{keys}")
+    )
+    added = [h for h in quant if h not in plain]
+    assert {h.name for h in added} == found
+    assert not any(word in h.risk for h in added for word in ("stopped", "constant"))
+    assert all(h.guard for h in added if h.name in ("division", "least scale"))
 
 
 @lru_cache
