@@ -11,11 +11,11 @@ import click
 from lngen.cli.output import Output, note, output_options, table
 from lngen.cli.shared_options import Decimal, Whole, arch_option, on_option, one_arch, progress_bar, words
 from lngen.compiler.ir import DType
-from lngen.compiler.spec import parse_spec
+from lngen.compiler.spec import Spec, parse_spec
 from lngen.dtypes import FLOATS
 from lngen.errors import MissingError
-from lngen.proof.check.conform import Case, Outcome, conform, conform_graph, select
-from lngen.proof.check.conform.implementations import LngenTarget, find_target
+from lngen.proof.check.conform import Case, Outcome, cases_of, conform, conform_graph, select
+from lngen.proof.check.conform.implementations import LngenTarget, Target, find_function, find_target
 from lngen.proof.check.conform.suites import Contract, GraphSuite
 from lngen.proof.check.oracles import NORMS, NormName
 from lngen.proof.check.spec_checks import Result, check_spec, has_closed_form
@@ -117,7 +117,8 @@ FUNCTION_D = 768  # the row length of cases without one, for a function
     "name",
     metavar="MODULE:FUNCTION",
     help="Anybody's function (x, gamma, beta, eps) -> y on NumPy arrays [M, D], also in a module of "
-    "the current folder; or torch-layernorm, torch-rmsnorm, liger-layernorm, liger-rmsnorm, quack-rmsnorm.",
+    "the current folder; or torch-layernorm, torch-rmsnorm, liger-layernorm, liger-rmsnorm, quack-rmsnorm. "
+    "With a SPEC: a function of the SPEC's inputs and eps, that returns its results.",
 )
 @click.option(
     "--backward",
@@ -142,22 +143,26 @@ def conform_command(
     output: Output,
     **given: Any,  # what belongs to a function
 ) -> None:
-    """Run an adversarial list of cases on the kernels of SPEC, or on a function.
+    """Run an adversarial list of cases on the kernels of SPEC, on a function, or on one that should compute SPEC.
 
     The graph of SPEC may be any, also my.graph.fwd:d=4096 or module:function.fwd:d=4096: other graphs than the two
     norms are judged by themselves in float64, with running error bounds, and skip the cases that only a norm has.
-    RMSNorm functions are called with beta None. Exits 1 if a case fails.
+    A SPEC with results of 8 bits has cases of its own: the keys of SPEC are the rule. RMSNorm functions are called
+    with beta None. Exits 1 if a case fails.
     """
-    if (spec is None) == (name is None):
-        raise click.UsageError("conform takes a SPEC or --callable, one of the two.")
-    chosen = select(cases)
     if spec is not None:
-        for option in (n for n, value in given.items() if value):
-            raise click.UsageError(f"--{option} goes with --callable; a SPEC has its own.")
-        run = _kernels(spec, device, chosen)
-    else:
-        assert name is not None
+        own = {"torch"} if name else set()
+        for option in (n for n, value in given.items() if value and n not in own):
+            raise click.UsageError(f"--{option} goes with --callable alone; a SPEC has its own.")
+        parsed = parse_spec(spec)
+        chosen = select(cases, cases_of(parsed))
+        target = find_function(name, parsed, device=device, folder=Path.cwd(), torch=given["torch"]) if name else None
+        run = _of_spec(parsed, target or _kernels(parsed, device), chosen)
+    elif name is not None:
+        chosen = select(cases)
         run = _function(name, device, chosen, **given)
+    else:
+        raise click.UsageError("conform takes a SPEC, --callable, or both.")
     outcomes = []
     with progress_bar("cases") as progress:
         for outcome in run.outcomes:
@@ -180,15 +185,18 @@ class Run:
     eps: float
 
 
-def _kernels(text: str, device: str | None, cases: Sequence[Case]) -> Run:
+def _kernels(spec: Spec, device: str | None) -> Target:
     """lngen's own kernels."""
     from lngen.launch.runtime.launcher import device_count
 
-    spec = parse_spec(text)
     gpus = device_count() if device != "cpu" else 0
     if device == "cuda" and not gpus:
         raise MissingError("--device cuda expects a GPU, none was found; omit it for the interpreter.")
-    target = LngenTarget(spec, gpu=gpus > 0)
+    return LngenTarget(spec, gpu=gpus > 0)
+
+
+def _of_spec(spec: Spec, target: Target, cases: Sequence[Case]) -> Run:
+    """A target that should compute the spec."""
     if spec.builtin and spec.definition.name in NORMS and has_closed_form(spec):
         outcomes = conform(target, Contract.of_spec(spec), cases, d=spec.d)
     else:

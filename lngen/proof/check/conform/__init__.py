@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from lngen.compiler.ir.numerics import Array
+from lngen.compiler.spec import Spec
 from lngen.errors import CheckError, SpecError, one_of
 from lngen.proof.check.conform import memory_cases as memory
 from lngen.proof.check.conform import number_cases as values
+from lngen.proof.check.conform import quantised_cases as quantised
 from lngen.proof.check.conform.implementations import FailedError, Found, RaisedError, Target
 from lngen.proof.check.conform.suites import Calls, Contract, GraphSuite, Inputs, SkippedError, Suite
 from lngen.proof.check.oracles import NORMS
@@ -36,12 +38,12 @@ STRANGE_EXCESS, STRANGE_ERROR = 100, 0.05
 class Case:
     """A named case; ``why`` is the meaning of a failure, in one line.
 
-    ``of_graph`` is its form for a graph that is not one of the two norms, or the reason why it has none.
+    ``of_graph`` is its form for a graph that is not one of the two norms; a text is the reason why there is no form.
     """
 
     name: str
     why: str
-    run: Callable[[Suite], Found]
+    run: Callable[[Suite], Found] | str
     of_graph: Callable[[GraphSuite], Found] | str
 
 
@@ -106,13 +108,38 @@ CASES: tuple[Case, ...] = (
 )
 
 
-def select(names: Sequence[str]) -> tuple[Case, ...]:
-    """The named cases in the order of the list, all without names; SpecError for an unknown one."""
-    known = [case.name for case in CASES]
+def of_8_bits(name: str, why: str, run: Callable[[GraphSuite], Found]) -> Case:
+    """A case about quantised results."""
+    return Case(name, why, "a norm of floating-point numbers has no results of 8 bits", run)
+
+
+QUANTISED_CASES: tuple[Case, ...] = (
+    of_8_bits("q-numbers", "a number of 8 bits stays itself, also a subnormal one", quantised.every_number),
+    of_8_bits("q-ties", "halfway between two numbers: the even one", quantised.ties),
+    of_8_bits("q-saturation", "beyond the largest number: that, with its sign", quantised.saturation),
+    of_8_bits("q-division", "v / s, or as the spec says v * (1 / s), v * (Q / amax)", quantised.division),
+    of_8_bits("q-scale", "amax / Q, rounded once, within the bounds of the spec", quantised.scale),
+    of_8_bits("q-zeros", "amax 0: the least scale, and zeros keep their signs", quantised.zeros),
+    of_8_bits("q-nan", "a NaN reaches its scale, and all that is divided by it", quantised.nan),
+    of_8_bits("q-infinity", "its scale is infinite, and a quotient 0 or NaN; or it saturates", quantised.infinity),
+    of_8_bits("q-tiny", "subnormal numbers are not flushed; the least scale", quantised.tiny),
+    of_8_bits("q-huge", "amax near the largest number, small ones beside it", quantised.huge),
+    of_8_bits("q-last", "the largest number stands last, where no vector fits", quantised.last),
+)
+
+
+def cases_of(spec: Spec) -> tuple[Case, ...]:
+    """The cases for a spec: all, or without those of results of 8 bits."""
+    return CASES + QUANTISED_CASES if quantised.is_quantised(spec) else CASES
+
+
+def select(names: Sequence[str], cases: Sequence[Case] = CASES) -> tuple[Case, ...]:
+    """The named ones of ``cases`` in their order, all without names; SpecError for an unknown one."""
+    known = [case.name for case in cases]
     for name in names:
         if name not in known:
             raise SpecError(f"there is no case '{name}', {one_of(name, known, 'expected some of')}")
-    return tuple(case for case in CASES if not names or case.name in names)
+    return tuple(case for case in cases if not names or case.name in names)
 
 
 @dataclass(frozen=True)
@@ -135,22 +162,21 @@ def conform(target: Target, contract: Contract, cases: Sequence[Case] = CASES, *
     suite = Suite(target, contract, d)
     look(suite)
     for case in cases:
-        yield _outcome(case, partial(case.run, suite))
+        yield _outcome(case, case.run, suite)
 
 
 def conform_graph(suite: GraphSuite, cases: Sequence[Case] = CASES) -> Iterator[Outcome]:
     """The outcome of each case, in order, for the kernels of a graph that is not one of the two norms."""
     for case in cases:
-        run = case.of_graph
-        yield _outcome(case, partial(_skipped, run) if isinstance(run, str) else partial(run, suite))
+        yield _outcome(case, case.of_graph, suite)
 
 
 def _skipped(why: str) -> Found:
     raise SkippedError(why)
 
 
-def _outcome(case: Case, run: Callable[[], Found]) -> Outcome:
-    status, found = run_case(run)
+def _outcome(case: Case, run: Callable[[Any], Found] | str, suite: Calls) -> Outcome:
+    status, found = run_case(partial(_skipped, run) if isinstance(run, str) else partial(run, suite))
     return Outcome(case.name, status, case.why, found.detail, found.measured)
 
 

@@ -131,11 +131,11 @@ def guarded() -> Iterator[None]:
             raise RaisedError(error) from error
 
 
-def _named(given: Any, wanted: tuple[str, ...], kind: type[Any], what: str) -> dict[str, Any]:
-    """A backward's tuple by name; FailedError if it is not a tuple, or holds something other than arrays."""
+def _named(given: Any, wanted: tuple[str, ...], kind: type[Any], what: str, who: str) -> dict[str, Any]:
+    """A tuple by name; FailedError if it is not a tuple, or holds something other than arrays."""
     if not isinstance(given, tuple | list) or len(given) < len(wanted):
         got = f"{len(given)} of them" if isinstance(given, tuple | list) else type(given).__name__
-        raise FailedError(f"backward is expected to return a tuple ({', '.join(wanted)}), got {got}.")
+        raise FailedError(f"{who} is expected to return a tuple ({', '.join(wanted)}), got {got}.")
     found = dict(zip(wanted, given, strict=False))
     for name, array in found.items():
         _array(array, kind, what, name)
@@ -148,10 +148,33 @@ def _array(given: Any, kind: type[Any], what: str, name: str) -> Any:
     return given
 
 
+@dataclass(frozen=True)
+class Signature:
+    """What a function takes before eps, and what it returns; ``gradients`` are those of its backward."""
+
+    takes: tuple[str, ...] = ("x", "gamma", "beta")
+    returns: tuple[str, ...] = ("y",)
+    gradients: tuple[str, ...] = GRADIENTS
+
+    @classmethod
+    def of(cls, spec: Spec) -> Signature:
+        """The spec's inputs and outputs in its order; no gradients."""
+        return cls(tuple(p.name for p in spec.forward().tensors), spec.definition.outputs(spec.options), ())
+
+    def results(self, given: Any, kind: type[Any], what: str) -> dict[str, Any]:
+        """What a forward returns, by name: an array, or a tuple of several; else FailedError."""
+        if len(self.returns) == 1:
+            return {self.returns[0]: _array(given, kind, what, self.returns[0])}
+        return _named(given, self.returns, kind, what, "the function")
+
+
+LAYERNORM, RMSNORM = Signature(), Signature(gradients=GRADIENTS[:2])
+
+
 class NumpyTarget:
     """``forward(x, gamma, beta, eps) -> y`` and maybe ``backward(dy, x, gamma, beta, eps) -> (dx, dgamma, dbeta)``.
 
-    RMSNorm is called with beta None, and its backward may omit dbeta.
+    RMSNorm is called with beta None, and its backward may omit dbeta. Another ``signature`` has no backward.
     """
 
     def __init__(
@@ -161,34 +184,37 @@ class NumpyTarget:
         backward: Function | None = None,
         *,
         eps: float = 1e-5,
-        beta: bool = True,
+        signature: Signature = LAYERNORM,
     ) -> None:
-        self.name, self._forward, self._backward, self._eps = name, forward, backward, eps
-        self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
-        if backward is None:
-            self.gradients = ()
+        self.name, self._forward, self._backward, self._eps, self._signature = name, forward, backward, eps, signature
+        self.gradients: tuple[str, ...] = () if backward is None else signature.gradients
 
     def run(self, inputs: Mapping[str, Array]) -> Ran:
-        x, gamma, beta = (inputs.get(n) for n in ("x", "gamma", "beta"))
+        taken = [inputs.get(n) for n in self._signature.takes]
         with guarded():
-            y = self._forward(x, gamma, beta, self._eps)
-            results = {"y": _array(y, np.ndarray, "NumPy array", "y")}
+            results = self._signature.results(self._forward(*taken, self._eps), np.ndarray, "NumPy array")
             if self._backward is not None and "dy" in inputs:
-                given = self._backward(inputs["dy"], x, gamma, beta, self._eps)
-                results |= _named(given, self.gradients, np.ndarray, "NumPy array")
+                given = self._backward(inputs["dy"], *taken, self._eps)
+                results |= _named(given, self.gradients, np.ndarray, "NumPy array", "backward")
         return Ran(results, lambda: {n: laid(a).memory for n, a in inputs.items()})
 
 
 class TorchTarget:
-    """``forward(x, gamma, beta, eps) -> y`` on torch tensors; autograd gives the backward."""
+    """``forward(x, gamma, beta, eps) -> y`` on torch tensors, of which autograd gives the backward, or another one."""
 
     def __init__(
-        self, name: str, forward: Function, *, eps: float = 1e-5, device: str = "cpu", beta: bool = True
+        self,
+        name: str,
+        forward: Function,
+        *,
+        eps: float = 1e-5,
+        device: str = "cpu",
+        signature: Signature = LAYERNORM,
     ) -> None:
         import torch
 
         self.name, self._forward, self._eps, self._device, self._torch = name, forward, eps, device, torch
-        self.gradients: tuple[str, ...] = GRADIENTS if beta else GRADIENTS[:2]
+        self.gradients, self._signature = signature.gradients, signature
         self._called = False
         self._dtypes = {DType(name): own for name, own in torch_dtypes().items()}
 
@@ -200,9 +226,10 @@ class TorchTarget:
             tensors = {n: memory[n].as_strided(w.shape, w.strides, w.offset) for n, w in windows.items()}
             wanted = tuple(n for n in self.gradients if n[1:] in tensors)
             leaves = [tensors[n[1:]].requires_grad_() for n in wanted]
-            given = self._forward(tensors["x"], tensors.get("gamma"), tensors.get("beta"), self._eps)
-            y = _array(given, self._torch.Tensor, "torch tensor", "y")
-            results["y"] = self._fetch(y.detach())
+            given = self._forward(*(tensors.get(n) for n in self._signature.takes), self._eps)
+            outputs = self._signature.results(given, self._torch.Tensor, "torch tensor")
+            results |= {n: self._fetch(output.detach()) for n, output in outputs.items()}
+            y = next(iter(outputs.values()))
             if not (self._called or y.requires_grad):
                 self.gradients = wanted = ()
             self._called = True
@@ -366,10 +393,10 @@ def find_target(
     """
     known = next((a for short, a in ADAPTERS.items() if name == short or name in a.paths), None)
     norm = norm or (known.norm if known else "layernorm")
-    beta = norm == "layernorm"
+    signature = LAYERNORM if norm == "layernorm" else RMSNORM
     if known is None:
         function = load(name, folder)
-        torch = torch or name.startswith(("torch.", "torch:")) or str(function.__module__).partition(".")[0] == "torch"
+        torch = torch or _is_torch(name, function)
     else:
         path = name if name in known.paths else known.paths[0]
         _need(path.partition(".")[0].partition(":")[0], name)
@@ -377,12 +404,37 @@ def find_target(
     if known is not None or torch:
         if backward is not None:
             raise SpecError("--backward is for NumPy functions; the backward of a torch function is its autograd.")
-        return TorchTarget(
-            name, function, eps=eps, device=_device(device or (known.device if known else "cpu"), name), beta=beta
-        ), norm
+        on = _device(device or (known.device if known else "cpu"), name)
+        return TorchTarget(name, function, eps=eps, device=on, signature=signature), norm
+    _on_cpu(device, name)
+    return NumpyTarget(name, function, load(backward, folder) if backward else None, eps=eps, signature=signature), norm
+
+
+def find_function(
+    name: str, spec: Spec, *, torch: bool = False, device: str | None = None, folder: Path | None = None
+) -> Target:
+    """The target of ``module:function``, which takes the inputs of the spec and eps, and returns its outputs.
+
+    Of NumPy arrays or torch tensors, as in ``find_target``. SpecError for a backward, and as there.
+    """
+    if name in ADAPTERS:
+        raise SpecError(f"'{name}' has a signature of its own; leave the SPEC out, or give module:function.")
+    if spec.direction == "bwd":
+        raise SpecError(f"a function with a SPEC is expected to be a forward, got '{spec}'; say .fwd.")
+    function, eps = load(name, folder), spec.eps_or_default
+    if torch or _is_torch(name, function):
+        return TorchTarget(name, function, eps=eps, device=_device(device or "cpu", name), signature=Signature.of(spec))
+    _on_cpu(device, name)
+    return NumpyTarget(name, function, eps=eps, signature=Signature.of(spec))
+
+
+def _is_torch(name: str, function: Function) -> bool:
+    return name.startswith(("torch.", "torch:")) or str(function.__module__).partition(".")[0] == "torch"
+
+
+def _on_cpu(device: str | None, name: str) -> None:
     if device == "cuda":
         raise SpecError(f"'{name}' is called with NumPy arrays, on the CPU; say --torch if it takes torch tensors.")
-    return NumpyTarget(name, function, load(backward, folder) if backward else None, eps=eps, beta=beta), norm
 
 
 def load(name: str, folder: Path | None = None) -> Function:
