@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -44,9 +44,15 @@ def keeping(call: Call, names: Sequence[str], sets: Sequence[Tensors], chain: st
     return Prepared(launch, results)
 
 
-def is_plain(spec: Spec) -> bool:
-    """True for a spec of one dtype, also of its gradients, whose graph has its default options."""
-    return spec.weight is spec.dtype and spec.out is spec.dtype and spec.grad is None and not spec.chosen
+def member_of(spec: Spec) -> str:
+    """By what a library lists a graph: its name, and the options that are not the default ones.
+
+    Empty for a graph of one's own, and for a spec of several dtypes, also of its gradients.
+    """
+    if not spec.builtin or spec.grad or {spec.weight, spec.out} != {spec.dtype}:
+        return ""
+    chosen = ",".join(f"{key}={value}" for key, value in spec.chosen)
+    return ":".join([spec.definition.name, *[chosen] * bool(chosen)])
 
 
 def own_form(spec: Spec) -> Call | None:
@@ -56,9 +62,7 @@ def own_form(spec: Spec) -> Call | None:
     gradient would be outside of the bounds.
     """
     outputs = spec.definition.outputs(spec.options)
-    if not (spec.builtin and is_plain(spec) and {*spec.differentiated} <= {*outputs}):
-        return None
-    return _own_forms(spec).get(spec.definition.name)
+    return _own_forms(spec).get(member_of(spec)) if {*spec.differentiated} <= {*outputs} else None
 
 
 def _own_forms(spec: Spec) -> dict[str, Call]:
@@ -173,7 +177,7 @@ class Member:
     """A graph that a library has: its module, and a function of module, tensors and spec that returns the outputs.
 
     wide      gamma and beta must be float32; they are converted once, since no user would convert them per call
-    in_place  the call overwrites x by y and the residual by h; so it has arrays of its own, one set for a chain
+    in_place  results and the inputs that they overwrite; so the call has arrays of its own, one set for a chain
     """
 
     module: str
@@ -181,7 +185,7 @@ class Member:
     directions: tuple[str, ...] = BOTH
     dtypes: tuple[DType, ...] = FLOATS
     wide: bool = False
-    in_place: bool = False
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     def prepare(self, case: Case) -> Prepared:
         """The call for a case; autograd differentiates it."""
@@ -199,21 +203,24 @@ class Member:
 
     def _in_place(self, module: ModuleType, case: Case) -> Prepared:
         sources = case.sets[:1] if case.chain else case.sets
-        own = [{name: t[name].clone() for name in case.inputs} for t in sources]
+        own = [t | {name: t[name].clone() for name in case.inputs} for t in sources]
 
         def launch(stream: int, index: int) -> None:
             self.call(module, own[index % len(own)], case.spec.baked)
 
         def results(index: int) -> Tensors:
             t = own[index % len(own)]
-            return {"y": t["x"], "h": t["residual"]}
+            return {name: t[self.in_place.get(name, name)] for name in case.differentiable}
 
-        return Prepared(launch, results, ends=lambda index: (own[index % len(own)]["x"],) * 2)
+        def ends(index: int) -> tuple[Array, Array]:
+            return own[index % len(own)]["x"], results(index)[case.outputs[0]]
+
+        return Prepared(launch, results, ends=ends)
 
 
 @dataclass
 class Library(Provider):
-    """A provider of some graphs, with their default inputs and one dtype.
+    """A provider of some graphs of one dtype; ``members`` has them by name and options, as ``member_of`` says.
 
     ``package`` is what has to be importable; ``extension`` a compiled module of it, which has to fit PyTorch's version.
     """
@@ -235,13 +242,11 @@ class Library(Provider):
             return False
 
     def covers(self, spec: Spec) -> bool:
-        member = self.members.get(spec.definition.name)
-        if member is None or not (spec.builtin and is_plain(spec)):
-            return False
-        return spec.direction in member.directions and spec.dtype in member.dtypes
+        member = self.members.get(member_of(spec))
+        return member is not None and spec.direction in member.directions and spec.dtype in member.dtypes
 
     def prepare(self, case: Case) -> Prepared:
-        return self.members[case.spec.definition.name].prepare(case)
+        return self.members[member_of(case.spec)].prepare(case)
 
 
 def _prenorm(t: Tensors, spec: Spec) -> dict[str, Any]:
@@ -352,16 +357,35 @@ def _flashinfer(pdl: bool) -> Library:
     def add_rmsnorm(m: ModuleType, t: Tensors, s: Spec) -> None:
         m.fused_add_rmsnorm(t["x"], t["residual"], t["gamma"], s.eps, enable_pdl=pdl)
 
+    def rmsnorm_quant(m: ModuleType, t: Tensors, s: Spec) -> Array:
+        m.rmsnorm_quant(t["q"], t["x"], t["gamma"], t["q_scale"], s.eps, enable_pdl=pdl)
+        return t["q"]
+
+    def add_rmsnorm_quant(m: ModuleType, t: Tensors, s: Spec) -> None:
+        m.fused_add_rmsnorm_quant(t["q"], t["x"], t["residual"], t["gamma"], t["q_scale"], s.eps, enable_pdl=pdl)
+
+    norm, residual = "flashinfer.norm", {"h": "residual"}
+    quantised = {
+        f"{name}:quant={q},scales=tensor{apply}": member
+        for name, member in (
+            ("rmsnorm", Member(norm, rmsnorm_quant, FORWARD, HALVES)),
+            ("add_rmsnorm", Member(norm, add_rmsnorm_quant, FORWARD, HALVES, in_place=residual)),
+        )
+        for q in ("e4m3", "e5m2")
+        for apply in (",apply=mul", "")  # theirs multiplies by 1 / q_scale; bounds do not tell the two apart
+    }
     return Library(
         "flashinfer-pdl" if pdl else "flashinfer",
         "flashinfer-python",
         "flashinfer",
-        "flashinfer.norm: rmsnorm, layernorm with weights in float32, converted once, fused_add_rmsnorm in place; "
+        "flashinfer.norm: rmsnorm, layernorm with weights in float32, converted once, fused_add_rmsnorm in place, "
+        "rmsnorm_quant and fused_add_rmsnorm_quant by a given scale; "
         f"{'with' if pdl else 'without'} programmatic launch",
         {
-            "layernorm": Member("flashinfer.norm", layernorm, FORWARD, (DType.BF16,), wide=True),
-            "rmsnorm": Member("flashinfer.norm", rmsnorm, FORWARD, HALVES),
-            "add_rmsnorm": Member("flashinfer.norm", add_rmsnorm, FORWARD, HALVES, in_place=True),
+            "layernorm": Member(norm, layernorm, FORWARD, (DType.BF16,), wide=True),
+            "rmsnorm": Member(norm, rmsnorm, FORWARD, HALVES),
+            "add_rmsnorm": Member(norm, add_rmsnorm, FORWARD, HALVES, in_place={"y": "x", **residual}),
+            **quantised,
         },
     )
 

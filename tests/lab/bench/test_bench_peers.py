@@ -156,6 +156,18 @@ def _fused_add(x: Any, residual: Any, weight: Any, eps: float, *, enable_pdl: bo
     x[...] = _norm(residual, weight, None, eps, False)
 
 
+def _rmsnorm_quant(out: Any, x: Any, weight: Any, scale: Any, eps: float, *, enable_pdl: bool) -> None:
+    """The reciprocal and the clamp of FlashInfer's CUDA kernel."""
+    y = _norm(x.float(), weight.float(), None, eps, False) * (1 / scale)
+    most = torch.finfo(out.dtype).max
+    out.copy_(y.clamp(-most, most))
+
+
+def _fused_add_quant(out: Any, x: Any, residual: Any, weight: Any, scale: Any, eps: float, *, enable_pdl: bool) -> None:
+    residual += x
+    _rmsnorm_quant(out, residual, weight, scale, eps, enable_pdl=enable_pdl)
+
+
 def _dyt(x: Any, alpha: Any, gamma: Any, beta: Any) -> Any:
     return (torch.tanh(alpha.float() * x.float()) * gamma + beta).to(x.dtype)
 
@@ -189,6 +201,8 @@ STANDS = {
         "layernorm": lambda x, w, b, eps: _norm(x, w, b, eps, True).to(x.dtype),
         "layernorm_cute": lambda y, x, w, b, eps, *, enable_pdl: y.copy_(_norm(x, w, b, eps, True)),
         "fused_add_rmsnorm": _fused_add,
+        "rmsnorm_quant": _rmsnorm_quant,
+        "fused_add_rmsnorm_quant": _fused_add_quant,
     },
     "apex.contrib.layer_norm.layer_norm": {
         "FastLayerNormFN": _Function(lambda x, w, b, eps: _norm(x, w, b, eps, True))
@@ -240,6 +254,18 @@ def test_in_place_has_arrays_of_its_own_in_a_chain_one(monkeypatch: pytest.Monke
     assert prepared.results(0)["y"] is prepared.results(3)["y"]
 
 
+def test_a_peer_that_multiplies_by_a_scale_is_outside_of_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    (case,) = make_cases(make_task("rmsnorm:quant=e4m3,scales=tensor", "fwd", "bf16", 16, 8), 1, CpuGpu())
+
+    def multiplies(out: Any, x: Any, weight: Any, scale: Any, eps: float, *, enable_pdl: bool) -> None:
+        _rmsnorm_quant(out, x, weight, 1 / scale, eps, enable_pdl=enable_pdl)
+
+    monkeypatch.setattr(importlib, "import_module", lambda module: SimpleNamespace(rmsnorm_quant=multiplies))
+    prepared = peers.FLASHINFER.prepare(case)
+    prepared.launch(0, 0)
+    assert complaint(case, expected(case), prepared.results(0)).startswith("q is off by ")
+
+
 def test_libraries_cover_what_they_have() -> None:
     def names(graph: str, direction: str = "fwd", dtype: str = "bf16") -> set[str]:
         spec = make_task(graph, direction, dtype, 4, 8).specs[0]
@@ -252,6 +278,12 @@ def test_libraries_cover_what_they_have() -> None:
     assert (names("softmax", "bwd"), names("dyt", "bwd")) == ({"liger", "quack"}, {"liger"})
     assert names("cross_entropy") == set()  # theirs takes an index, lngen's a distribution
     assert names("rmsnorm:weight=f32") == names("rmsnorm:beta=yes") == names("layernorm:out=f32") == set()
+    quant = "quant=e4m3,scales=tensor"
+    assert names(f"rmsnorm:{quant}") == names(f"add_rmsnorm:{quant},apply=mul") == {"flashinfer", "flashinfer-pdl"}
+    assert names(f"rmsnorm:{quant},y=yes") == names("rmsnorm:quant=e4m3") == names(f"rmsnorm:{quant}", dtype="f32")
+    assert (
+        names("rmsnorm:quant=e4m3") == names(f"layernorm:{quant}") == names("rmsnorm:quant=int8,scales=tensor") == set()
+    )
     assert names("rmsnorm:eps=0.1,wrt=x", "bwd") == {"liger", "quack", "flash-attn", "apex"}
 
 
