@@ -104,7 +104,7 @@ class Notation:
                 return [_factor(str(eqn.axis))]
             case "mul" | "weighted":
                 return [self._product(*args)]
-            case "div":
+            case "div" | "div_scale":
                 return [_times(self._factors(args[0]), _power(self._factors(args[1]), -1))]
             case "rsqrt":
                 return [(ONE, {f"sqrt({self.text(args[0])})": -1})]

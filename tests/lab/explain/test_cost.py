@@ -42,6 +42,7 @@ CASES = {
     "cp_async": ("rmsnorm.fwd:d=1000,dtype=f32", cp_async(64, 4, 4, 2, "cached", grid=2), 11),
     "multipass": ("layernorm.fwd:d=9001,dtype=f32", multipass(128, 1), 2),
     "columns": ("layernorm.bwd:d=5000,dtype=f32,blocks=2,save=none", multipass(128, 4), 3),
+    "quantised": ("rmsnorm.fwd:d=1024,dtype=bf16,quant=e4m3,scales=block", registers(64, 2, 8), 6),
     "cluster": ("layernorm.fwd:d=12288,dtype=bf16", registers(256, 1, 8, cluster=2), 2),
 }
 

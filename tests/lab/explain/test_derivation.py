@@ -163,3 +163,4 @@ def test_what_is_said_of_a_derivation() -> None:
     assert section.data["passes"]["compensate"] == ["mean", "var_sum"]
     assert "rstd = 1 / sqrt(veps)" in str(section)
     assert "lngen explain layernorm.bwd" in str(section)
+    assert "q = scaled / q_scale" in str(derivation(parse_spec("rmsnorm.fwd:d=64,dtype=bf16,quant=e4m3")))
