@@ -213,7 +213,8 @@ def scaled(g: Facts, e: Eqn) -> Scaled | None:
     of = g.made[e.args[0]]
     if of.op not in ("mul", "div", "div_scale") or of.args[0].type.axes == of.args[1].type.axes:
         return Scaled(of.out)
-    (v, scale), divides = of.args, of.op != "mul"
+    divides = of.op != "mul"
+    v, scale = of.args if divides or of.args[0].type.axes == WIDE else of.args[::-1]
     if not divides and g.made[scale].op == "div" and g.ranges[g.made[scale].args[0]] == Range(1, 1):
         scale, divides = g.made[scale].args[1], True
     eqns = [*g.made.values()]
@@ -236,7 +237,7 @@ def given_scale(g: Facts, e: Eqn) -> Iterator[Hazard]:
         return f"{s} is {size / bound if found.divides else bound / size:.3g}"
 
     most, side, guard = g.ranges[found.v].most, "more" if found.divides else "less", ""
-    if s and isfinite(most):
+    if s and 0 < most <= BOUNDED:
         guard = f"|{v}| is at most {most:.4g}, too little for it if {where(to.largest, most)} or {side}"
     # Of normal numbers 1 % are beyond 2.576 standard deviations, and 1 % within 0.01253.
     for name, risk, limit, deviations in (
@@ -261,7 +262,8 @@ def own_scale(g: Facts, e: Eqn) -> Iterator[Hazard]:
             risk = f"loses up to 1 bit of its range, as {g.names[f.out]} is up to twice the scale that {amax} needs"
             yield Hazard("power of two", risk, "a product with its inverse is exact")
     times = to.largest / to.floor
-    features = next((int(a.number) for a in found.amax.out.type.axes if a.base is D), g.d)
+    blocks = [a.number for a in found.amax.out.type.axes if a.base is D and a.by == "/"]
+    features = next((n for n in blocks if isinstance(n, int)), g.d)
     normal = NormalDist()
     near = normal.inv_cdf(1 - 0.5 / (features + 1)) / times  # beside the deviation, where the largest number has amax
     risk = f"is 0, if |{v}| is {amax} / {times:.6g} or less: about {200 * normal.cdf(near) - 100:.2g} % of {features} "
