@@ -67,6 +67,14 @@ def dynamic(
     return cast(apply(v, s), to), stored(s)[:, 0]
 
 
+def in_blocks(x: Array, gamma: Array, eps: float, *, spread: bool = False) -> tuple[Array, Array]:
+    """A scale for each 16 features; ``spread``: a NaN reaches all scales of its row."""
+    v = normalised(x, gamma, eps).reshape(len(x), -1, 16)
+    amax = np.abs(v).max(axis=2, keepdims=True)
+    s = scale_of(amax + 0 * amax.max(axis=1, keepdims=True) if spread else amax, 448)
+    return saturated(v / s, DType.E4M3).reshape(x.shape), s[..., 0]
+
+
 def static(x: Array, gamma: Array, q_scale: Array, eps: float, *, cast: Callable[..., Array] = saturated) -> Array:
     """One scale that is given."""
     return cast(normalised(x, gamma, eps) / q_scale, DType.E4M3)
@@ -103,6 +111,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], str]] = {
     "vLLM: y is rounded twice": (partial(dynamic, norm=two_roundings), "quant=e4m3,casts=llama,quantised=y"),
     "powers of two": (partial(dynamic, scale=lambda a, most: power(scale_of(a, most))), "quant=e4m3,scale_pow2=up"),
     "given": (static, "quant=e4m3,scales=tensor"),
+    "blocks": (in_blocks, "quant=e4m3,scales=block,block_size=16"),
 }
 
 
@@ -153,6 +162,9 @@ WRONG: dict[str, tuple[Callable[..., Any], str, str]] = {
     "no saturation": (
         partial(static, cast=lambda v, to: v.astype(NUMPY_DTYPE[to])),
         "quant=e4m3,scales=tensor", "q-saturation q-infinity q-tiny",
+    ),
+    "a NaN beyond its block": (
+        partial(in_blocks, spread=True), "quant=e4m3,scales=block,block_size=16", "q-nan q-infinity",
     ),
     "the tail is not looked at": (
         partial(dynamic, amax=lambda v: amax_of(v[:, : v.shape[1] // 8 * 8])), "quant=e4m3", "q-last",
