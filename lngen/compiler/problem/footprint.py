@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lngen.compiler.devices import Device, default_device
-from lngen.compiler.problem.facts import Problem
+from lngen.compiler.problem.facts import MAX_STATIC, Problem
 from lngen.compiler.problem.schedule import STAGED, Schedule, exists
 
 WARP = 32  # threads
@@ -12,6 +12,7 @@ WARP = 32  # threads
 COLUMN_THREADS, LEAST_COLUMN_THREADS = 128, 4
 
 MAX_REGISTERS = 255  # per thread: PTX ISA
+MAX_SHARED = 227 * 1024  # bytes of shared memory of a block that any GPU has
 BULK = 16  # bytes: addresses and sizes of bulk copies are multiples of it
 NAMED_BARRIERS = 15  # per block, without the barrier of all its threads
 
@@ -220,8 +221,11 @@ def most_blocks(s: Schedule, p: Problem, device: Device) -> int:
 
     0 if the GPU lacks the instructions or one block is too large.
     """
-    shared = static_shared(s, p) + dynamic_shared(s, p)
-    if not exists(s, device.capability) or shared > device.shared_block_kib * 1024:
+    static = static_shared(s, p)
+    shared = static + dynamic_shared(s, p)
+    if not exists(s, device.capability) or static > MAX_STATIC:
+        return 0
+    if shared > min(device.shared_block_kib * 1024, MAX_SHARED):
         return 0
     if s.cluster > device.largest_cluster:  # of the weakest GPU that runs an arch's kernels it is not the arch's
         return 0

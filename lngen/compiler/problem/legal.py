@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from lngen.compiler.problem.facts import MAX_STATIC, Problem
 from lngen.compiler.problem.footprint import (
     BULK,
+    MAX_SHARED,
     NAMED_BARRIERS,
     WARP,
     cluster_tile,
@@ -22,7 +23,6 @@ from lngen.compiler.problem.schedule import BULK_FORMS, FORMS, MAX_CLUSTER, STAG
 from lngen.errors import ScheduleError
 
 MAX_THREADS, MAX_THREADS_PER_SM = 1024, 2048
-MAX_SHARED = 227 * 1024
 MAX_ELEMENTS = 128
 MIN_STAGES, MAX_STAGES = 2, 8
 ANY_STAGED = " or ".join(STAGED)  # in messages
@@ -49,6 +49,25 @@ def _rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         yield from rules(s, p)
 
 
+def _block_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for the threads of a block."""
+    yield _power_of_two(s.threads), lambda: f"threads is a power of two, got {s.threads}"
+    yield s.rows_per_block >= 1, lambda: f"rows_per_block is at least 1, got {s.rows_per_block}"
+    yield s.block <= MAX_THREADS, lambda: f"threads * rows_per_block is at most {MAX_THREADS}, got {s.block}"
+    yield s.block % WARP == 0, lambda: f"threads * rows_per_block fills whole warps of {WARP}, got {s.block}"
+    yield (
+        s.threads <= WARP or s.rows_per_block <= NAMED_BARRIERS,
+        lambda: (
+            f"rows of more than {WARP} threads each need a named barrier, of which a block has {NAMED_BARRIERS}, "
+            f"got {s.rows_per_block} rows"
+        ),
+    )
+    yield (
+        s.threads >= p.block_lanes,
+        lambda: f"{p.block_lanes} neighbouring threads fold a block of features, got threads={s.threads}",
+    )
+
+
 def _row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for the layout of rows over the threads of a block."""
     ceiling = 1 << max(p.segment_chunks - 1, 0).bit_length()  # the next power of two
@@ -56,22 +75,11 @@ def _row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     few = s.rows_per_block == 1 or _fixed_rows(s, p)
     most = max(ceiling, WARP // math.gcd(s.rows_per_block, WARP) if few else 1)
     yield s.form in FORMS, lambda: f"form is one of {', '.join(FORMS)}, got {s.form}"
-    yield _power_of_two(s.threads), lambda: f"threads is a power of two, got {s.threads}"
-    yield s.rows_per_block >= 1, lambda: f"rows_per_block is at least 1, got {s.rows_per_block}"
-    yield s.block <= MAX_THREADS, lambda: f"threads * rows_per_block is at most {MAX_THREADS}, got {s.block}"
-    yield s.block % WARP == 0, lambda: f"threads * rows_per_block fills whole warps of {WARP}, got {s.block}"
     yield (
         s.threads <= most,
         lambda: (
             f"threads is at most {most}, a row segment has {p.segment_chunks} chunks of {p.chunk} elements, "
             f"got {s.threads}"
-        ),
-    )
-    yield (
-        s.threads <= WARP or s.rows_per_block <= NAMED_BARRIERS,
-        lambda: (
-            f"rows of more than {WARP} threads each need a named barrier, of which a block has {NAMED_BARRIERS}, "
-            f"got {s.rows_per_block} rows"
         ),
     )
     yield (
@@ -85,10 +93,10 @@ def _row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
             f"{' or '.join(map(str, rows_of_a_block(p)))}, got {s.rows_per_block}"
         ),
     )
-    yield (
-        s.threads >= p.block_lanes,
-        lambda: f"{p.block_lanes} neighbouring threads fold a block of features, got threads={s.threads}",
-    )
+
+
+def _access_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """The rule for the accesses of a thread."""
     yield (
         s.vec >= 1 and p.chunk % s.vec == 0 and p.d % s.vec == 0,
         lambda: f"vec divides both the chunk ({p.chunk}) and D ({p.d}), got {s.vec}",
@@ -118,16 +126,21 @@ def _cluster_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     )
 
 
-def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
-    """Rules for the requirements of each form."""
-    staged, unaligned = s.form in STAGED, s.form == "tma_unaligned"
-    least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
-    loaded = next((n for n in _row_bytes(s, p, p.input_sizes) if n % BULK), 0)
+def _stage_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for the stages of a form."""
+    staged = s.form in STAGED
     yield (
         MIN_STAGES <= s.stages <= MAX_STAGES if staged else s.stages == 0,
         lambda: f"stages is from {MIN_STAGES} to {MAX_STAGES} with form={ANY_STAGED}, else 0, got {s.stages}",
     )
     yield not staged or bool(p.input_sizes), lambda: "there is no [M, D] input to stage"
+
+
+def _load_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for the loads of each form."""
+    unaligned = s.form == "tma_unaligned"
+    least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
+    loaded = next((n for n in _row_bytes(s, p, p.input_sizes) if n % BULK), 0)
     yield (
         s.form != "tma" or (s.vec == p.chunk and p.d % p.chunk == 0),
         lambda: f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
@@ -148,37 +161,49 @@ def _form_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         ),
     )
     yield (
-        not unaligned or s.tma_store == bool(p.output_sizes),
-        lambda: (
-            f"unaligned rows are stored by bulk copies: tma_store is {'yes' if p.output_sizes else 'no'} for "
-            f"{len(p.output_sizes)} [M, D] results"
-        ),
-    )
-    yield (
         s.form != "cp_async" or s.vec * p.element >= 4,
         lambda: f"asynchronous copies move at least 4 bytes, got vec={s.vec} of {p.element} bytes",
     )
 
 
-def _option_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
-    """Rules for options that belong to certain forms."""
-    staged, stored = s.form in STAGED, s.form in BULK_FORMS and bool(p.output_sizes)
+def _store_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for the stores of each form."""
+    stored = s.form in BULK_FORMS and bool(p.output_sizes)
     odd = next((n for n in _row_bytes(s, p, p.output_sizes) if n % BULK), 0)
     yield (
-        s.grid >= 1 if staged and not p.column_sums else s.grid == 0,
-        lambda: f"grid is at least 1 with form={ANY_STAGED} and no column sums, else 0, got {s.grid}",
+        s.form != "tma_unaligned" or s.tma_store == bool(p.output_sizes),
+        lambda: (
+            f"unaligned rows are stored by bulk copies: tma_store is {'yes' if p.output_sizes else 'no'} for "
+            f"{len(p.output_sizes)} [M, D] results"
+        ),
     )
     yield not s.tma_store or stored, lambda: "tma_store belongs to form=tma and an [M, D] result"
     yield (
         s.form != "tma" or not s.tma_store or not odd,
         lambda: f"rows, or cluster tiles, that are stored by bulk copies are multiples of {BULK} bytes, got {odd}",
     )
-    may_cache = staged or (s.form == "registers" and not p.column_sums)
+
+
+def _grid_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """The rule for the grid."""
+    yield (
+        s.grid >= 1 if s.form in STAGED and not p.column_sums else s.grid == 0,
+        lambda: f"grid is at least 1 with form={ANY_STAGED} and no column sums, else 0, got {s.grid}",
+    )
+
+
+def _weight_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """The rule for [D] inputs that stay in registers."""
+    may_cache = s.form in STAGED or (s.form == "registers" and not p.column_sums)
     yield (
         not s.cached_weights or (bool(p.column_sizes) and may_cache),
         lambda: f"cached_weights belongs to a [D] input and form={ANY_STAGED}, or form=registers without column sums",
     )
-    yield not s.row_in_registers or staged, lambda: f"row_in_registers belongs to form={ANY_STAGED}"
+
+
+def _held_row_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+    """Rules for staged rows that stay in registers."""
+    yield not s.row_in_registers or s.form in STAGED, lambda: f"row_in_registers belongs to form={ANY_STAGED}"
     yield (
         not s.early_release or (s.form == "tma" and s.row_in_registers and not s.tma_store),
         lambda: "early_release belongs to form=tma with row_in_registers=yes and tma_store=no",
@@ -236,7 +261,7 @@ def _register_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     )
 
 
-def _block_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
+def _occupancy_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """The rule for the blocks of a multiprocessor."""
     yield (
         s.blocks_per_sm >= 1 and s.blocks_per_sm * s.block <= MAX_THREADS_PER_SM,
@@ -269,15 +294,22 @@ def _power_of_two(n: int) -> bool:
     return n > 0 and n & (n - 1) == 0
 
 
-# The rules in their order, by the fields of a schedule on which they depend. A rule may assume those before it.
+# The rules in their order, by the fields of a schedule on which they depend. A rule may assume those before it. The
+# fewer fields a rule has, the sooner it bounds the space, which grows field by field.
 RULES: tuple[tuple[str, Rules], ...] = (
-    ("form threads rows_per_block vec", _row_rules),
+    ("threads rows_per_block", _block_rules),
+    ("form threads rows_per_block", _row_rules),
+    ("vec", _access_rules),
     ("form cluster", _cluster_rules),
-    ("form threads vec cluster stages tma_store", _form_rules),
-    ("form cluster grid tma_store cached_weights row_in_registers early_release", _option_rules),
+    ("form stages", _stage_rules),
+    ("form threads vec cluster", _load_rules),
+    ("form cluster tma_store", _store_rules),
+    ("form grid", _grid_rules),
+    ("form cached_weights", _weight_rules),
+    ("form tma_store row_in_registers early_release", _held_row_rules),
     ("form threads cluster dynamic", _dynamic_rules),
     ("form cluster prefetch single_launch acquire_shared", _column_sum_rules),
     ("form threads cluster", _register_rules),
-    ("threads rows_per_block blocks_per_sm", _block_rules),
+    ("threads rows_per_block blocks_per_sm", _occupancy_rules),
     ("form threads rows_per_block stages cluster tma_store dynamic", _shared_rules),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lngen.compiler.devices import Device
-from lngen.compiler.problem import STAGED, Problem, Schedule, is_legal
+from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     MAX_REGISTERS,
     WARP,
@@ -26,7 +26,7 @@ from lngen.compiler.problem.footprint import (
     widened_registers,
 )
 from lngen.compiler.problem.schedule import BULK_FORMS
-from lngen.compiler.schedule.space import Numbers, Schedules, multipass_space, roomy_space
+from lngen.compiler.schedule.space import Numbers, Schedules, multipass_space, narrowed, roomy_space
 from lngen.compiler.schedule.table import rows_of, workload
 from lngen.errors import ScheduleError
 
@@ -379,10 +379,7 @@ def _count(p: Problem, device: Device, rows: int | None) -> int:
 def _sorted(roomy: Schedules, p: Problem, device: Device, vec: int | None, count: int) -> Schedules:
     """Schedules for whose blocks the GPU has room, the fastest first, without those of which spills are expected."""
     if vec is not None:
-        narrow = roomy.narrowed(vec)
-        # Narrower accesses break no rule but those about the form and its accesses.
-        allowed = narrow.each(lambda s: s.form != "tma_unaligned" and is_legal(s, p), "form", "vec")
-        roomy = narrow.take(allowed > 0)
+        roomy = narrowed(roomy, p, vec)
     if not len(roomy):
         raise ScheduleError(f"no schedule is legal for D={p.d}.")
     inputs = features(roomy, p, count, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,8 @@ CLUSTERS = tuple(1 << n for n in range(MAX_CLUSTER.bit_length()))
 BLOCKS_PER_SM = (*range(1, 9), 10, 12)
 STAGES = tuple(range(2, 7))
 FLAGS = (False, True)
+Limit = tuple[str, Callable[[Schedule], bool]]  # the fields on which it depends, and whether it holds
+
 ROOM = "form threads rows_per_block stages cluster tma_store dynamic"  # the fields of ``most_blocks``
 
 
@@ -54,9 +56,7 @@ class Schedules:
 
     def __iter__(self) -> Iterator[Schedule]:
         """One by one: a default needs no other than the first."""
-        named = zip(FIELDS, self._table, strict=True)
-        forms, *others = ((c.astype(bool) if name in FLAG_FIELDS else c).tolist() for name, c in named)
-        return map(Schedule, map(WORDS.__getitem__, forms), *others)
+        return map(_schedule, repeat(FIELDS), self._values(FIELDS))
 
     def field(self, name: str) -> Numbers:
         """The values of a field other than the form; flags are 0 or 1."""
@@ -87,27 +87,47 @@ class Schedules:
         table[FIELDS.index(name)] = values
         return Schedules(table)
 
-    def times(self, name: str, values: Sequence[int]) -> Schedules:
-        """Each schedule with each of ``values`` of a field."""
-        found = Schedules(np.repeat(self._table, len(values), axis=1))
-        return found.replaced(name, np.tile(np.array(values, dtype=np.float64), len(self)))
+    def times(self, name: str, values: Sequence[int], most: Numbers | float = np.inf) -> Schedules:
+        """Each schedule with each of ``values`` of a field, up to ``most``."""
+        every = np.broadcast_to(np.array(values, dtype=np.float64), (len(self), len(values)))
+        places, chosen = np.nonzero(every <= np.reshape(most, (-1, 1)))
+        return self.take(places).replaced(name, every[0, chosen])
 
-    def narrowed(self, vec: int) -> Schedules:
-        """The schedules with accesses of at most ``vec`` elements."""
-        return self.replaced("vec", np.minimum(self.field("vec"), vec))
+    def within(self, limits: Iterable[Limit]) -> Schedules:
+        """The schedules that keep all limits, each of which is asked about those that keep the ones before it."""
+        found = self
+        for names, holds in limits:
+            found = found.take(found.each(holds, *names.split()) > 0)
+        return found
 
     def _grouped(self, names: tuple[str, ...]) -> tuple[list[Schedule], Places]:
-        """A schedule of each group of equal ``names``, and the group of each schedule."""
+        """A schedule of these fields alone for each group of equal ``names``, and the group of each schedule."""
         key = np.zeros(len(self), dtype=np.int64)
         for column in (self._table[FIELDS.index(name)] for name in names):
             key = key * (column.max(initial=0) + 1) + column
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
-        return [*self.take(first)], group
+        return [_schedule(names, values) for values in self.take(first)._values(names)], group
+
+    def _values(self, names: tuple[str, ...]) -> Iterator[tuple[str | int, ...]]:
+        """The values of these fields for each schedule."""
+        return zip(*map(self._column, names), strict=True)
+
+    def _column(self, name: str) -> list[str] | list[int]:
+        column = self._table[FIELDS.index(name)]
+        numbers: list[int] = (column.astype(bool) if name in FLAG_FIELDS else column).tolist()
+        return [WORDS[n] for n in numbers] if name == "form" else numbers
+
+
+def _schedule(names: tuple[str, ...], values: tuple[str | int, ...]) -> Schedule:
+    """A schedule of these fields; the constructor of a frozen class takes four times as long."""
+    made = object.__new__(Schedule)
+    made.__dict__.update(zip(names, values, strict=True))
+    return made
 
 
 # Limits beyond legality, by the fields on which they depend: room on the GPU, and what may be worth a try.
-Limit = tuple[str, Callable[[Problem, Device, Schedule], bool]]
-WORTH: tuple[Limit, ...] = (
+Worth = tuple[str, Callable[[Problem, Device, Schedule], bool]]
+WORTH_IN_ROOM: tuple[Worth, ...] = (
     ("cluster grid", lambda p, device, s: not s.grid or device.resident_clusters(s.cluster) > 0),
     # Three row groups help where a cluster shares staged rows.
     (
@@ -126,14 +146,17 @@ WORTH: tuple[Limit, ...] = (
         "rows_per_block blocks_per_sm row_in_registers dynamic",
         lambda p, device, s: not s.dynamic or s.row_in_registers or s.blocks_per_sm * s.rows_per_block == 1,
     ),
-    # A grid barrier requires that all blocks run at the same time.
+    # A grid barrier requires that all blocks run at the same time, and that the GPU has room for them.
     (
-        f"{ROOM} blocks_per_sm single_launch",
+        "form rows_per_block cluster blocks_per_sm single_launch",
         lambda p, device, s: (
-            not s.single_launch
-            or (has_room(s, p, device) and partial_rows(s, p) <= device.resident_clusters(s.cluster) * s.blocks_per_sm)
+            not s.single_launch or partial_rows(s, p) <= device.resident_clusters(s.cluster) * s.blocks_per_sm
         ),
     ),
+)
+WORTH: tuple[Worth, ...] = (
+    *WORTH_IN_ROOM,
+    (f"{ROOM} blocks_per_sm single_launch", lambda p, device, s: not s.single_launch or has_room(s, p, device)),
 )
 
 
@@ -148,7 +171,7 @@ def space(p: Problem, device: Device | None = None) -> list[Schedule]:
 @cache
 def roomy_space(p: Problem, device: Device) -> Schedules:
     """The schedules of the space for whose blocks the GPU has room, in the same order."""
-    return _generated(p, device, WORTH, roomy=True)
+    return _generated(p, device, WORTH_IN_ROOM, roomy=True)
 
 
 @cache
@@ -161,17 +184,24 @@ def multipass_space(p: Problem, device: Device) -> Schedules:
     return _generated(p, device, (), roomy=True, form=[FORM_NUMBERS["multipass"]], rows_per_block=[1])
 
 
+def narrowed(found: Schedules, p: Problem, vec: int) -> Schedules:
+    """The schedules that stay legal with accesses of at most ``vec`` elements, except those of form tma_unaligned."""
+    narrow = found.replaced("vec", np.minimum(found.field("vec"), vec))
+    aligned = narrow.take(narrow.has_form("tma_unaligned") == 0)
+    return aligned.within((names, rule) for names, rule in _legal(p) if "vec" in names.split())
+
+
 def _generated(
-    p: Problem, device: Device, limits: Iterable[Limit], roomy: bool = False, **only: Sequence[int]
+    p: Problem, device: Device, limits: Iterable[Worth], roomy: bool = False, **only: Sequence[int]
 ) -> Schedules:
     """The legal schedules within ``limits``: field by field, each rule as soon as its fields have values.
 
     ``roomy``: only those for whose blocks the GPU has room; ``only``: the values to try of a field.
     """
     values: dict[str, Sequence[int]] = {
-        "form": range(len(WORDS)),
         "threads": [1 << n for n in range(11)],
         "rows_per_block": rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
+        "form": range(len(WORDS)),
         "vec": [p.run],
         "cluster": CLUSTERS,
         # Flags first, most of which the form decides: they would double what stages and blocks have multiplied.
@@ -182,20 +212,23 @@ def _generated(
         "blocks_per_sm": BLOCKS_PER_SM,
         **only,
     }
-    legal = [(names.split(), partial(_all_hold, rules, p)) for names, rules in RULES]
-    worth = [(names.split(), partial(limit, p, device)) for names, limit in limits]
+    every: list[Limit] = [*_legal(p), *((names, partial(limit, p, device)) for names, limit in limits)]
+    if roomy:  # which includes the rules for shared memory
+        every = [(names, holds) for names, holds in every if names != ROOM]
     chosen, found = set[str](), Schedules.of([ANY])
     for name, tried in values.items():
         chosen.add(name)
-        found = found.times(name, tried)
-        if roomy and name == "blocks_per_sm":
-            room = found.each(lambda s: most_blocks(s, p, device), *ROOM.split())
-            found = found.take(found.field(name) <= room)
-        for names, rule in (*legal, *worth):
-            if name in names and chosen.issuperset(names):
-                found = found.take(found.each(rule, *names) > 0)
+        in_room = roomy and name == "blocks_per_sm"
+        room = found.each(lambda s: most_blocks(s, p, device), *ROOM.split()) if in_room else np.inf
+        ready = [limit for limit in every if name in limit[0].split() and chosen.issuperset(limit[0].split())]
+        found = found.times(name, tried, room).within(ready)
     clusters = found.each(lambda s: device.resident_clusters(s.cluster), "cluster")
     return found.replaced("grid", found.field("grid") * clusters * found.field("blocks_per_sm")).sorted()
+
+
+def _legal(p: Problem) -> list[Limit]:
+    """The rules of legality."""
+    return [(names, partial(_all_hold, rules, p)) for names, rules in RULES]
 
 
 def _all_hold(rules: Rules, p: Problem, s: Schedule) -> bool:

@@ -183,7 +183,7 @@ COSTLY = [
 
 @pytest.mark.parametrize("spec", COSTLY)
 def test_enumerating_looks_at_few_rules(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each rule once for what is alike in its fields: some 6,000 schedules take 35 ms."""
+    """Each rule once for what is alike in its fields: some 6,000 schedules take 30 ms."""
     looked = Counter[str]()
 
     def counting(names: str, rules: legal.Rules) -> legal.Rules:
@@ -194,7 +194,7 @@ def test_enumerating_looks_at_few_rules(spec: str, monkeypatch: pytest.MonkeyPat
     found = space(p, replace(H200, name=f"for {spec}"))  # nobody has asked for it yet
     assert len(found) < 9000
     assert looked.keys() == dict(legal.RULES).keys()
-    assert looked.total() < 0.4 * len(legal.RULES) * len(found)
+    assert looked.total() < 0.5 * len(found)
     monkeypatch.undo()
     assert len(set(found)) == len(found)
     assert all(is_legal(s, p) for s in found)
