@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lngen
@@ -46,12 +47,14 @@ NORMS: dict[str, Callable[[], Any]] = {
     "eps of a call": lambda: lngen.compile("rmsnorm", d=WIDTH, eps="run"),
     "two distances": lambda: lngen.compile("rmsnorm", d=WIDTH, strides=2, overlap=True),
     "a schedule": lambda: lngen.compile("layernorm", d=WIDTH, schedule={"fwd": "threads=8", "bwd": ""}),
+    "a rebuilt row": lambda: lngen.compile("layernorm", d=WIDTH, save="y", eps="run"),
     "own": lambda: lngen.compile(own, d=WIDTH),
 }
 
 
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Remembering:
+    monkeypatch.setattr("lngen.launch.runtime.norm.host_copy", lambda value, *_: np.ones(WIDTH, np.float32))
     return remembering(monkeypatch, tmp_path / "cache")
 
 

@@ -229,8 +229,10 @@ class Norm(ArrayNorm[Call]):
 
     def _check_weights(self, rebuilt: Rebuilt, arrays: Sequence[Any], values: Values) -> None:
         """ArrayError for weights with which backward cannot rebuild its row; see ``forward``."""
-        given = [(v, a) for v, a in zip(self._forward.graph.tensors, arrays, strict=True) if v in rebuilt.weights]
-        numbers = {} if values.eps is None else values_of(self._forward.graph, values.eps)
+        weights = {v.name: v for v in rebuilt.weights}
+        found = zip(self._forward.inputs, arrays, strict=True)
+        given = [(weights[t.name], a) for t, a in found if t.name in weights]
+        numbers = {} if values.eps is None else values_of(rebuilt.graph, values.eps)
         if all(isinstance(a, np.ndarray) for _, a in given):
             rebuilt.check({v.name: a for v, a in given}, numbers)
             return

@@ -11,9 +11,9 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, D, Graph, M, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.ir.places import extract
-from lngen.compiler.passes import rebuilt
 from lngen.compiler.spec import Spec
 from lngen.errors import ArrayError
+from lngen.launch.runtime.remembered import rebuilding
 
 LARGEST_ERROR = 1 / 16  # of a rebuilt number; the numbers of a normalised row have a mean square of 1
 
@@ -32,7 +32,7 @@ class Rebuilt:
     @classmethod
     def of(cls, backward: Spec) -> Rebuilt | None:
         """The rebuilding of a backward; None if it has none."""
-        graph = rebuilt(backward.trace()["save"], backward.forward())
+        graph = rebuilding(backward)
         if graph is None:
             return None
         return cls(backward, graph, next(p for p in graph.params if p.type.axes == WIDE))

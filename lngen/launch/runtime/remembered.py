@@ -1,4 +1,4 @@
-"""What a process leaves for those after it: the call of a spec, and the kernels that were chosen for it.
+"""What a process leaves for those after it: the call of a spec, the kernels that were chosen for it, what it rebuilds.
 
 For each there is a file beside the cubins in the cache. Its name is a hash of all that decides what is in it, the
 sources of lngen included, so no file is ever out of date. A process that finds both derives and lowers nothing. A file
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from lngen import config
 from lngen.compiler.compile import Compilation
 from lngen.compiler.contract import call as description
+from lngen.compiler.ir import Graph, parse
+from lngen.compiler.passes import rebuilt
 from lngen.compiler.problem import Problem
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import Binary, cached_cubin, file_stamp, library_stamp
@@ -78,6 +80,16 @@ class Choice(NamedTuple):
         about = {"described": self.described, "cubin": self.binary.key, "shared": self.shared}
         if self.binary.key and (nvrtc := library_stamp()):
             _remember({**about, "nvrtc": nvrtc}, "kernels", spec.fingerprint, *decided_by)
+
+
+def rebuilding(backward: Spec) -> Graph | None:
+    """The graph by which a backward rebuilds its row; None if it has none. It is derived if it is not known."""
+    found = _recalled("rebuilding", backward.fingerprint)
+    if found is not None:
+        return parse(found["graph"]) if found["graph"] else None
+    graph = rebuilt(backward.trace()["save"], backward.forward())
+    _remember({"graph": str(graph or "")}, "rebuilding", backward.fingerprint)
+    return graph
 
 
 def _same_file(stamp: tuple[str, int, int]) -> bool:
