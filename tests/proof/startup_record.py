@@ -5,9 +5,13 @@
 Launches go to a driver that answers at once (pack_record.py). ``--against``: a checkout of another commit, in turn with
 this one. A process is cold with an empty cache folder, knows its cubins if only what was chosen is missing, and is warm
 where all is known. Times are medians, in ms of CPU, children of the process included.
+
+Before that, the choice of a schedule where the tables have none: from the text of a spec to what the model ranks first,
+in a fork of a process that has imported everything.
 """
 
 import argparse
+import json
 import os
 import platform
 import shutil
@@ -53,6 +57,53 @@ for call, rows in (("_forward", 4096), ("_backward", 4096), ("_forward", 64), ("
 print(*[1e3 * (b - a) for a, b in zip(times, times[1:])])
 """
 
+CHOICES = [
+    f"{graph}.{direction}:d={d},dtype={dtype}"
+    for graph in ("layernorm", "rmsnorm", "add_rmsnorm", "softmax", "gated_rmsnorm", "dyt")
+    for direction in ("fwd", "bwd")
+    for d in (768, 896, 4096, 6656, 8192, 11008)
+    for dtype in ("bf16", "f32")
+]
+
+# Prints the CPU of each choice in ms.
+CHOOSE = """
+import json, os, sys, time
+import lngen, numpy.random
+from lngen.compiler.compile import Compilation
+from lngen.compiler.schedule import attempts, model, table
+from lngen.compiler.spec import parse_spec
+table.tables = lambda: ()
+def chosen(text):
+    next(attempts(Compilation(parse_spec(text)).problem, ("sm_90",)))
+for text in json.load(sys.stdin):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        begun = time.process_time()
+        chosen(text)
+        os.write(write, repr(1e3 * (time.process_time() - begun)).encode())
+        os._exit(0)
+    os.wait()
+    print(os.read(read, 99).decode())
+"""
+
+
+def choices(checkout: Path) -> list[float]:
+    """The times of CHOICES, each in a process of its own."""
+    command = [sys.executable, "-c", CHOOSE]
+    given = json.dumps(CHOICES)
+    done = subprocess.run(command, cwd=checkout, input=given, capture_output=True, text=True, check=True)
+    return [*map(float, done.stdout.split())]
+
+
+def choice_lines(checkouts: dict[str, Path]) -> Iterator[str]:
+    """A line for each checkout: over all specs, of the medians of each."""
+    runs = [(name, choices(checkout)) for _ in range(RUNS) for name, checkout in checkouts.items()]
+    for name in sorted(checkouts):
+        times = [statistics.median(spec) for spec in zip(*(t for n, t in runs if n == name), strict=True)]
+        most, slowest = max(zip(times, CHOICES, strict=True))
+        shown = f"median {statistics.median(times):.1f}, most {most:.1f} ({slowest})"
+        yield f"choice by the model, {len(CHOICES)} specs, {name}: {shown}"
+
 
 def first(checkout: Path, norm: str, cache: Path, driver: Path) -> list[float]:
     """The times of a new process."""
@@ -93,7 +144,7 @@ def main() -> None:
         library = ["-shared", "-fPIC", "-w", "-o", str(folder / "libcuda.so.1"), str(folder / "stub.c")]
         subprocess.run(["gcc", *library], check=True)
         head = f"Python {platform.python_version()}, {os.cpu_count()} cores; medians of {RUNS} processes, ms of CPU\n"
-        text = head + "".join(f"{line}\n" for line in lines(checkouts, folder))
+        text = head + "".join(f"{line}\n" for line in (*choice_lines(checkouts), *lines(checkouts, folder)))
     if given.out:
         given.out.write_text(text)
     print(text, end="")
