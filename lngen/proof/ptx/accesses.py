@@ -154,14 +154,21 @@ def look(batch: Batch, i: Instruction, memory: Memory, at: Array, who: Array, co
         _check_opaque(batch, i, at, who, count, how)
     if not batch.flights.busy or not at.size:
         return
-    spread = at.astype(np.int64)[:, None] + np.arange(count)
-    bad = np.flatnonzero((batch.flights.marks("to", memory)[spread] > 0).any(axis=1))
+    bad = _marked(batch.flights.marks("to", memory), at, count)
     text = f"which an asynchronous copy {'writes' if how == 'read' else 'also writes'} that no thread waits for."
     if not bad.size and how == "write":
-        bad = np.flatnonzero((batch.flights.marks("from", memory)[spread] > 0).any(axis=1))
+        bad = _marked(batch.flights.marks("from", memory), at, count)
         text = "which an asynchronous copy still reads."
     if bad.size:
         batch.report("async-read", f"A {how} of {memory.named(int(at[bad[0]]), count)}, {text}", i, who[bad], at[bad])
+
+
+def _marked(marks: Array, at: Array, count: int) -> Array:
+    """The positions of accesses to ``count`` bytes at ``at`` of which one is marked."""
+    first, each = at.astype(np.int64), 1
+    if count % WORD == 0 and not (first % WORD).any():
+        marks, first, each = marks.view(np.int64), first // WORD, WORD  # four marks at a time
+    return np.flatnonzero(marks[np.arange(count // each)[:, None] + first].any(axis=0))
 
 
 def _check_opaque(batch: Batch, i: Instruction, at: Array, who: Array, count: int, how: str) -> None:
@@ -246,12 +253,15 @@ def _races(
 ) -> Iterator[tuple[int, Array, int]]:
     """Races of an access: the first byte of a unit in it, the accesses that race there, and the first one's rival."""
     places, unit = batch.places(memory)
-    strong = semantics(i.opcode)
-    for n in range(max(1, count // unit)):
-        rival = places.note(at // unit + n, who, batch.clock, how, strong.level if strong else None)
-        bad = np.flatnonzero(rival != NOBODY)
+    strong, units = semantics(i.opcode), max(1, count // unit)
+    words, lanes = np.arange(units)[:, None] + at // unit, np.tile(who, units)
+    rival = places.note(words.ravel(), lanes, batch.clock, how, strong.level if strong else None)
+    if (rival == NOBODY).all():
+        return
+    for n, rivals in enumerate(rival.reshape(units, -1)):
+        bad = np.flatnonzero(rivals != NOBODY)
         if bad.size:
-            yield n * unit, bad, int(rival[bad[0]])
+            yield n * unit, bad, int(rivals[bad[0]])
 
 
 def report_shared_race(batch: Batch, i: Instruction, at: Array, who: Array, rival: int, how: str) -> None:

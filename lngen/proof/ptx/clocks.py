@@ -126,9 +126,9 @@ class ClockTable:
             used[holder.row] = True
         kept = int(np.count_nonzero(used))
         if kept + count > len(self.rows) // 2:
-            more = 2 * (kept + count) - len(self.rows)
-            self.rows = np.concatenate([self.rows, np.zeros((more, self.columns), np.int32)])
-            used = np.concatenate([used, np.zeros(more, np.bool_)])
+            grown = np.zeros((2 * (kept + count), self.columns), np.int32)
+            grown[: len(used)][used] = self.rows[used]
+            self.rows, used = grown, np.append(used, np.zeros(len(grown) - len(used), np.bool_))
         self._free = np.flatnonzero(~used)[::-1].tolist()
 
     def joined(self, of: Array, group: Array, count: int) -> Array:
@@ -145,10 +145,9 @@ class ClockTable:
         """Raises the clocks of ``lanes`` to ``clock`` where it is later."""
         numbers, which = np.unique(clocks.row[lanes], return_inverse=True)
         before = self.rows[numbers]
-        after = np.maximum(before, clock)
-        changed = np.flatnonzero((after != before).any(axis=1))
+        changed = np.flatnonzero((before < clock).any(axis=1))
         if changed.size:
-            numbers[changed] = self.add(after[changed])
+            numbers[changed] = self.add(np.maximum(before[changed], clock))
             clocks.row[lanes] = numbers[which]
 
 

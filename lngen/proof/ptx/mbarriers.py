@@ -109,18 +109,21 @@ def barrier_step(program: Program, i: Instruction) -> Step:
         value = np.ones(lanes.count, np.int64) if number is None else lanes.each(number(batch.R))
         at, who, part = place(batch, i, lanes, batch.shared, address_of(batch.R, lanes), MBARRIER, own=own)
         value = value if part is None else value[part]
-        found = np.zeros(batch.total, result)
+        found, rival = np.zeros(batch.total, result), np.full(len(at), NOBODY)
+        if form.op not in ("init", "inval"):
+            live = np.isin(at, [*batch.mbarriers])
+            rival[live] = _noted(batch, at[live], who[live], "read")
         for key in np.unique(at).tolist():
             mine = np.flatnonzero(at == key)
-            found[who[mine]] = _together(batch, i, form, key, who[mine], value[mine].astype(np.int64))
+            found[who[mine]] = _together(batch, i, form, key, who[mine], value[mine].astype(np.int64), rival[mine])
         if write is not None:
             write(batch.R, found, lanes)
 
     return step
 
 
-def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, numbers: Array) -> Any:
-    """Several threads at one barrier; returns the results."""
+def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, numbers: Array, rival: Array) -> Any:
+    """Several threads at one barrier, each with its rival; returns the results."""
     if form.op == "init":
         _begin(batch, i, key, who, int(numbers[-1]))
         return 0
@@ -129,14 +132,14 @@ def _together(batch: Batch, i: Instruction, form: Form, key: int, who: Array, nu
         batch.report("uninitialised", "An mbarrier is used, but nothing has initialised it.", i, who)
         return 1
     if form.op == "inval":
-        _used(batch, i, key, who, "write")
+        _used(batch, i, key, who, "write", _noted(batch, np.full(len(who), key), who, "write"))
         if batch.flights.copies.get(("barrier", key)):
             text = "An mbarrier is invalidated on which an asynchronous copy has yet to complete."
             batch.report("mbarrier", text, i, who)
         _mark(batch, key, False)
         del batch.mbarriers[key]
         return 0
-    _used(batch, i, key, who, "read")
+    _used(batch, i, key, who, "read", rival)
     if form.waits:
         complete = np.asarray((barrier.phase & 1) != numbers & 1 if form.parity else barrier.phase > numbers)
         return _passing(batch, barrier, key, who, complete, form)
@@ -160,7 +163,7 @@ def _begin(batch: Batch, i: Instruction, key: int, who: Array, count: int) -> No
         batch.report("mbarrier", "An mbarrier is initialised over one that nothing has invalidated.", i, who)
     if not 1 <= count <= MOST:
         batch.report("mbarrier", f"An mbarrier is initialised with {count} arrivals: 1 to {MOST} are expected.", i, who)
-    _used(batch, i, key, who, "write")
+    _used(batch, i, key, who, "write", _noted(batch, np.full(len(who), key), who, "write"))
     batch.mbarriers[key] = Barrier(count, count, int(who[-1]), batch.clock.moment)
     _mark(batch, key, True)
     batch.touched()
@@ -251,11 +254,14 @@ def _mark(batch: Batch, key: int, alive: bool) -> None:
     batch.shared.written[key : key + MBARRIER] = alive
 
 
-def _used(batch: Batch, i: Instruction, key: int, who: Array, how: str) -> None:
-    """Uses of a barrier must follow its initialisation: initialising is a weak write, using is a strong read."""
-    level = LEVELS["sys"] if how == "read" else None
+def _noted(batch: Batch, at: Array, who: Array, how: str) -> Array:
+    """The rival of each use of a barrier, or NOBODY: initialising one is a weak write, using it is a strong read."""
     places, unit = batch.places(batch.shared)
-    rival = places.note(np.full(len(who), key // unit), who, batch.clock, how, level)
+    return places.note(at // unit, who, batch.clock, how, LEVELS["sys"] if how == "read" else None)
+
+
+def _used(batch: Batch, i: Instruction, key: int, who: Array, how: str, rival: Array) -> None:
+    """Uses of a barrier must follow its initialisation: a finding for those with a rival."""
     bad = np.flatnonzero(rival != NOBODY)
     if bad.size and how == "read":
         bad = bad[~_released(batch, key, rival[bad])]
@@ -293,7 +299,7 @@ def reached(batch: Batch, i: Instruction, key: int, lane: int, bulk: bool) -> bo
     if barrier is None:
         batch.report("uninitialised", "A copy completes on an mbarrier that nothing has initialised.", i, who)
         return False
-    _used(batch, i, key, who, "read")
+    _used(batch, i, key, who, "read", _noted(batch, np.array([key]), who, "read"))
     if not bulk or barrier.fenced or batch.order is None:
         return True
     by, at = np.array([barrier.by]), np.array([barrier.initialised_at])

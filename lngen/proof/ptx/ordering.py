@@ -161,13 +161,13 @@ class VectorClock(Clock):
     def _joined(self, clocks: ThreadClocks, lanes: Array, group: Array, count: int) -> Array:
         """The join of the clocks of each group of ``lanes``, with the threads' own accesses."""
         found = self._table.joined(clocks.row[lanes], group, count)
-        column = self.column[lanes]
+        flat, place = found.reshape(-1), group * self.columns.total + self.column[lanes]
         for begin in self.columns.memories:
-            np.maximum.at(found, (group, begin + column), clocks.own_time[lanes])
+            np.maximum.at(flat, begin + place, clocks.own_time[lanes])
         for space, begin in self.columns.proxies.items():
             times = self._proxy_fence[space][lanes]
             if times.any():
-                np.maximum.at(found, (group, begin + column), times)
+                np.maximum.at(flat, begin + place, times)
         return found
 
     def waited(self, lanes: Array) -> None:

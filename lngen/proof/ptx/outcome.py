@@ -173,10 +173,9 @@ def banks(address: Array, lanes: Array, count: int) -> tuple[int, int]:
     group = lanes // (WARP if count <= 4 else WARP * 4 // count)
     accesses = int(np.count_nonzero(np.diff(lanes // WARP))) + 1
     words = address // 4
-    if count <= 4:
-        steps = np.diff(words)[np.diff(group) == 0]
-        if (steps == 1).all() or (steps == 0).all():
-            return accesses, 0
+    steps = np.diff(words)[np.diff(group) == 0]
+    if (steps == max(1, count // 4)).all() or (steps == 0).all():  # neighbours side by side, or all at one place
+        return accesses, 0
     spread = words[:, None] + np.arange(max(1, count // 4))
     key = np.sort((group[:, None].astype(np.int64) << 32 | spread).ravel())
     key = key[np.append(True, key[1:] != key[:-1])]
