@@ -33,13 +33,11 @@ def evaluate(
     setting = Setting(sizes, wide)
     with np.errstate(all="ignore"):
         for eqn in graph.eqns:
-            meaning = OPS[eqn.op].real
-            assert meaning is not None, f"{eqn.op} is made of the bits of f32"
             args = [values[a] for a in eqn.args]
             for n, place, axis, wanted in unequal(eqn):
                 positions = sizes.positions(wanted, axis)
                 args[n] = Real(*(np.take(x, positions, axis=place) for x in (args[n].value, args[n].error)))
-            values[eqn.out] = meaning(tuple(args), eqn, setting)
+            values[eqn.out] = OPS[eqn.op].real(tuple(args), eqn, setting)
     return {r.name: Real(_gather(r, values[r].value, sizes), _gather(r, values[r].error, sizes)) for r in graph.results}
 
 

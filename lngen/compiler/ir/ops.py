@@ -6,8 +6,7 @@ docstring says what the op computes. The table has the columns:
 - ``typ(args, attrs)``   the type of the result, or a ValueError that says what was expected;
 - ``numpy(args, eqn, size, out)``  the value, on arrays over M and D, of size 1 along axes they lack: in the array
   ``out``, or in one of its own;
-- ``real(args, eqn, setting)``  the value in real numbers and its error bound, by which derivations are validated; None
-  for ops on the bits of f32, which only passes behind the derivation write;
+- ``real(args, eqn, setting)``  the value in real numbers and its error bound, by which derivations are validated;
 - ``cuda(args, eqn)``    a C expression over the C names of the operands; None for ops that lowering makes a phase of;
 - ``expand(b, eqn)``     in place of both: the equations that the op stands for. The interpreter evaluates them, and
   ``passes.decompose`` writes them, so the function is defined once;
@@ -50,7 +49,7 @@ class Op:
     name: str
     arity: int
     typ: TypeRule
-    real: RealMeaning | None
+    real: RealMeaning
     numpy: NumpyMeaning | None
     cuda: CudaMeaning | None
     expand: Expansion | None
@@ -68,7 +67,7 @@ OPS: dict[str, Op] = {}
 
 def op(
     typ: TypeRule,
-    real: RealMeaning | None,
+    real: RealMeaning,
     *,
     numpy: NumpyMeaning | None = None,
     cuda: CudaMeaning | str | None = None,
@@ -108,6 +107,11 @@ def op(
 
 
 # ---- parts of the columns ----
+
+
+def _of_bits(meaning: Callable[..., real.Array], cuda: str) -> Callable[[Method], Method]:
+    """A row of an op on the bits of f32."""
+    return op(type_rules.function, real.of_bits(meaning), numpy=each(meaning), cuda=cuda)
 
 
 def _left(**axes: Axis | None) -> dict[str, Attr]:
@@ -467,32 +471,27 @@ class Ops(ABC):
     # The result for numbers that they are not made for is that of the bits, so that kernels and NumPy agree, except for
     # a NaN, whose bits are not defined. They have no derivative.
 
-    @op(type_rules.function, None, numpy=each(np.copysign), cuda="copysign_of({0}, {1})")
+    @op(type_rules.function, real.copysign, numpy=each(np.copysign), cuda="copysign_of({0}, {1})")
     def copysign(self, name: str, a: Value, b: Value) -> Value:
         """|a| with the sign of b."""
         return self.emit("copysign", name, (a, b))
 
-    @op(type_rules.function, None, numpy=each(numerics.exp2_biased), cuda="__uint_as_float(__float_as_uint({0}) << 23)")
+    @_of_bits(numerics.exp2_biased, "__uint_as_float(__float_as_uint({0}) << 23)")
     def exp2_biased(self, name: str, x: Value) -> Value:
         """2^n for x = n + 1.5 * 2^23 + 127, n whole from -126 to 127: the low bits of x as the exponent."""
         return self.emit("exp2_biased", name, (x,))
 
-    @op(type_rules.function, None, numpy=each(numerics.exponent), cuda="exponent({0})")
+    @_of_bits(numerics.exponent, "exponent({0})")
     def exponent(self, name: str, x: Value) -> Value:
         """The whole number k with x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("exponent", name, (x,))
 
-    @op(type_rules.function, None, numpy=each(numerics.significand), cuda="significand({0})")
+    @_of_bits(numerics.significand, "significand({0})")
     def significand(self, name: str, x: Value) -> Value:
         """x / 2^k in [2/3, 4/3), of a positive normal x."""
         return self.emit("significand", name, (x,))
 
-    @op(
-        type_rules.function,
-        None,
-        numpy=each(numerics.reciprocal_guess),
-        cuda=f"__uint_as_float({numerics.RECIPROCAL:#x}u - __float_as_uint({{0}}))",
-    )
+    @_of_bits(numerics.reciprocal_guess, f"__uint_as_float({numerics.RECIPROCAL:#x}u - __float_as_uint({{0}}))")
     def reciprocal_guess(self, name: str, x: Value) -> Value:
         """1 / x to within 5.1 percent, for x from 2^-126 to 1.89 * 2^125."""
         return self.emit("reciprocal_guess", name, (x,))

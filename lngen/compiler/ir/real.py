@@ -78,6 +78,11 @@ def once(meaning: Callable[..., Real]) -> Meaning:
     return lambda args, eqn, at: rounded(meaning(*args), at.held(eqn))
 
 
+def of_bits(meaning: Callable[[Array], Array]) -> Meaning:
+    """An op on the bits of f32: that of the numbers rounded to f32, with no bound."""
+    return exact(lambda a: Real(meaning(a.value.astype(np.float32)).astype(np.float64), np.full_like(a.value, np.inf)))
+
+
 def known(value: Array) -> Real:
     """Numbers without an error."""
     return Real(value, np.zeros_like(value))
@@ -260,6 +265,13 @@ def _of_two(choose: Callable[[Array, Array], Array], a: Real, b: Real) -> Real:
 def abs_(a: Real) -> Real:
     """|a|."""
     return Real(np.abs(a.value), a.error)
+
+
+@exact
+def copysign(a: Real, b: Real) -> Real:
+    """|a| with the sign of b, which may be the other one where b may be 0."""
+    doubtful = (np.abs(b.value) <= b.error) & (b.error > 0)
+    return Real(np.copysign(a.value, b.value), a.error + np.where(doubtful, 2 * np.abs(a.value), 0.0))
 
 
 @exact

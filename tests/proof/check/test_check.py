@@ -12,10 +12,11 @@ import sampling
 from lngen.compiler.compile import Compilation, KernelSet
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import BF16, F64, OPS, D, Graph, M, parse
+from lngen.compiler.ir import BF16, F64, OPS, D, Graph, M, Value, parse
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
-from lngen.compiler.ir.real import Real
+from lngen.compiler.ir.real import Real, Setting
+from lngen.compiler.passes.instance import lengths
 from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import Spec, make_spec, parse_spec
 from lngen.compiler.toolchain import Binary, Resources
@@ -268,9 +269,25 @@ def test_numbers_without_a_bound_are_skipped_and_said() -> None:
 # ---- its parts ----
 
 
-def test_every_op_has_a_meaning_in_real_numbers() -> None:
-    bits = {op.name for op in OPS.values() if op.cuda and op.vjp is None}
-    assert {op.name for op in OPS.values() if op.real is None} == bits, "only expansions have operations on bits"
+@sampling.grid(("op", "direction"), product([o.name for o in OPS.values() if o.cuda and o.vjp is None], ("fwd", "bwd")))
+def test_operations_on_the_bits_of_f32_have_no_error_bound_but_that_of_a_sign(op: str, direction: str) -> None:
+    """They have a number all the same, so a graph of one is checked, and its backward if no gradient passes there."""
+
+    def graph(b: GraphBuilder, x: Value, z: Value) -> Value:
+        return x * b.stop_gradient(getattr(b, op)("bits", *(z.abs() + 0.5, z)[: OPS[op].arity]))
+
+    spec = own(graph, direction, d=8, **({"wrt": "x"} if direction == "bwd" else {}))
+    inputs = random_inputs(spec, 3)
+    result = check.mathematics(spec, 3, inputs, interpret(spec.graph(), inputs))
+    assert result.ok
+    assert ("no bound" in result.detail) == (op != "copysign")
+
+
+def test_a_sign_is_in_doubt_where_its_number_may_be_zero() -> None:
+    number, sign = Real(np.full((1, 3), 2.0), np.full((1, 3), 0.5)), np.array([[-1e-9, -1.0, -0.0]])
+    eqn, setting = own("product").forward().eqns[0], Setting(lengths(own("product").forward()))
+    found = OPS["copysign"].real((number, Real(sign, np.array([[1e-8, 1e-8, 0.0]]))), eqn, setting)
+    assert (found.value.tolist(), found.error.tolist()) == ([[-2.0] * 3], [[4.5, 0.5, 0.5]])
 
 
 @pytest.mark.parametrize("d", [17, 4096, 40_000])
