@@ -25,6 +25,7 @@ TO_TORCH = torch_dtypes()
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
 MOST = 4096  # earlier calls that a thread remembers for a graph
 
+Run = Callable[..., tuple[tuple[Tensor, ...], Optional[Tensor]]]  # the results, and the numbers that they share
 Made = tuple[Sequence[int], Sequence[int], torch.dtype]  # shape, strides and dtype of a new tensor
 
 # Without this guard every call goes the dispatcher's way.
@@ -119,7 +120,7 @@ class Kernels:
         self.count = len(call.outputs) - shared
         numbers = call.outputs[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
-        self.run: Callable[..., tuple[tuple[Tensor, ...], Tensor | None]] = self._written(given)
+        self.run: Run = self._written(given)
 
     def _written(self, given: Sequence[Tensor]) -> Any:
         """The call, as Python that is written for these tensors: loops would take longer than what they repeat.
@@ -218,12 +219,12 @@ class Prepared:
         self.lead = way.forward.lead([known[t.name].shape for t in way.forward.inputs])
         self.outputs = way.forward.signature.returned
         self.statistics = [t.name for t in way.forward.outputs[len(self.outputs) :]]
-        inference = Kernels(way.alone, given, eps, len(way.alone.outputs) - len(self.outputs), out=out)
-        self.inference, kernels = inference.run, None
+        self.out = out
+        # Compiled when they are called: a step that trains has no use for results alone, nor others for what it saves.
+        self.inference: Optional[Run] = None
+        self.training: Optional[Run] = None
         self.wrt = () if out else tuple([name for name in self.names if known[name].requires_grad])
         if self.wrt:
-            kernels = Kernels(way.forward, given, eps, len(self.statistics))
-            self.training, self.offsets = kernels.run, kernels.offsets
             self.backward = way.backward(self.wrt)
             named, read = [*self.names, *self.outputs], self.backward.inputs[len(self.outputs) :]
             self.saved = [t.name for t in read if t.name in named]
@@ -231,8 +232,24 @@ class Prepared:
             held = dict(zip(self.backward.signature.returned, self.backward.signature.held))
             self.places = tuple([held[f"d{name}"] if name in self.wrt else -1 for name in self.names])
             self.backwards: dict[int, tuple[Callable[..., bool], Callable[..., Any]]] = {}
-        self.stream, self.device = inference.library.stream, inference.recipe.device
-        self.native = native(self, inference, kernels) if native is not None and not out else None
+        self.native: Optional[Callable[..., Any]] = None
+        if native is not None and not out:
+            inference, saving = self.alone(given), self.saving(given) if self.wrt else None
+            self.stream, self.device = inference.library.stream, inference.recipe.device
+            self.native = native(self, inference, saving)
+
+    def alone(self, given: Sequence[Tensor]) -> Kernels:
+        """The kernels of a call without gradients, like this one, which keeps their ``run``."""
+        call = self.way.alone
+        kernels = Kernels(call, given, self.eps, len(call.outputs) - len(self.outputs), out=self.out)
+        self.inference = kernels.run
+        return kernels
+
+    def saving(self, given: Sequence[Tensor]) -> Kernels:
+        """The kernels of a call with gradients, like this one, which keeps their ``run``."""
+        kernels = Kernels(self.way.forward, given, self.eps, len(self.statistics))
+        self.training, self.offsets = kernels.run, kernels.offsets
+        return kernels
 
     def like(self, tensors: Sequence[Tensor | None], fixed: Any) -> Sequence[Any] | None:
         """The tensors of a call that are there, if it is like this one, else None."""
@@ -254,7 +271,8 @@ class Prepared:
         if self.wrt and grad_mode():
             results = through(self, *given)
             return (results,) if len(self.outputs) == 1 else results
-        return self.inference(*given)[0]
+        run = self.inference or self.alone(given).run
+        return run(*given)[0]
 
     def of_thread(self, given: Sequence[Tensor], numbers: Tensor | None) -> Any:
         """The check and the kernels of a backward, for this thread: ``given`` are cotangents and what is kept.
@@ -312,7 +330,8 @@ class Node(Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, prepared: Prepared, *given: Tensor) -> Any:
-        results, numbers = prepared.training(*given)
+        run = prepared.training or prepared.saving(given).run
+        results, numbers = run(*given)
         both = (*given, *results)
         ctx.prepared = prepared
         ctx.save_for_backward(*[both[n] for n in prepared.kept], numbers)

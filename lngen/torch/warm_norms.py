@@ -43,7 +43,7 @@ class Wanted(NamedTuple):
         return cls(module.variant, math.prod(shape), rows, weights, at) if shape else None
 
     def makers(self) -> list[Callable[[], Any]]:
-        """Of the calls that the first step takes, in its order: without gradients, with them, and backward."""
+        """Of the calls that a step may take: without gradients, with them, and backward."""
         direct = LAYER_NORM if self.variant.kind == "layer_norm" else RMS_NORM
         ops = OPS[direct.graph]
         keys = keys_of(direct, [getattr(self.variant, name) for name in direct.options])

@@ -14,8 +14,9 @@ import lngen.torch as L
 from direct_tensors import forget, go_the_direct_way
 from fake_driver import FakeDriver
 from lngen.errors import LngenError
+from lngen.launch import direct
 from lngen.launch.array_call import ArrayCall
-from lngen.launch.direct import Prepared
+from lngen.launch.direct import Kernels, Prepared
 from lngen.torch.graph_way import Direct
 from native_launches import go_native
 
@@ -83,6 +84,27 @@ def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, d
         assert len(gpu.launched) >= before + 2
     with torch.no_grad():
         assert torch.equal(CALLS[name](*given), expected)
+
+
+def test_a_step_prepares_the_kernels_that_it_takes(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with gradients has no use for results alone; the extension gets both at once."""
+    made, real = list[str](), Kernels.__init__
+
+    def heard(kernels: Kernels, call: ArrayCall, *given: Any, **more: Any) -> None:
+        made.append("alone" if "save=none" in call.text else call.text.partition(":")[0])
+        real(kernels, call, *given, **more)
+
+    monkeypatch.setattr(Kernels, "__init__", heard)
+    x, w, b, _ = inputs()
+    y = L.layer_norm(x, (D,), w, b)
+    y.backward(torch.ones_like(y))
+    assert ("alone" in made) == (direct.native is not None)
+    assert made[-2:] == ["layernorm.fwd", "layernorm.bwd"]
+    with torch.no_grad():
+        L.layer_norm(x, (D,), w, b)
+        L.layer_norm(x[:1], (D,), w, b)
+    more = ["layernorm.fwd"] if direct.native is not None else []
+    assert sorted(made) == ["alone", "alone", "layernorm.bwd", "layernorm.fwd", *more]
 
 
 def test_a_call_like_an_earlier_one_is_prepared_no_more(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
