@@ -13,7 +13,7 @@ from lngen.cli.output import AnyPath, Output, note, output_options, stage_option
 from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
 from lngen.compiler.compile import Compilation, KernelSet, spill_text
 from lngen.compiler.graphs import GRAPHS, Chosen, Definition, Option, Options
-from lngen.compiler.ir import ORDERS, DType, Value
+from lngen.compiler.ir import FUNCTIONS, ORDERS, DType, Value
 from lngen.compiler.lower import Plan
 from lngen.compiler.problem import check_arch, parse_schedule
 from lngen.compiler.spec import SAVES, parse_spec
@@ -38,7 +38,8 @@ def list_command(output: Output, names: tuple[str, ...]) -> None:
         if name not in GRAPHS:
             wrong(name, "graph", name, list(GRAPHS))
     graphs = [_described(GRAPHS[name]) for name in names or GRAPHS]
-    output.table({"graphs": graphs, "orders": [*ORDERS]}, "\n".join(map(_text, graphs)) if names else _overview(graphs))
+    data = {"graphs": graphs, "orders": [*ORDERS], "functions": [*FUNCTIONS]}
+    output.table(data, "\n".join(map(_text, graphs)) if names else _overview(graphs))
 
 
 def _overview(graphs: list[dict[str, Any]]) -> str:
@@ -49,7 +50,8 @@ def _overview(graphs: list[dict[str, Any]]) -> str:
         lines += [group, *(f"  {g['name']:<{width}}  {g['summary']}" for g in graphs if g["group"] == group), ""]
     lines += [
         "lngen list GRAPH prints its inputs, results and keys; a spec is GRAPH.fwd|bwd:key=value,...",
-        f"Sums have the order {ORDERS[0]} (key order: {' '.join(ORDERS)}); another one gives other bits.\n",
+        f"Sums have the order {ORDERS[0]} (key order: {' '.join(ORDERS)}), functions the equations {FUNCTIONS[0]} (key "
+        f"functions: {' '.join(FUNCTIONS)}); another version gives other bits.\n",
     ]
     return "\n".join(lines)
 
@@ -79,6 +81,7 @@ def _described(definition: Definition) -> dict[str, Any]:
         "dx_scales": ("tensor", "bwd only, whether dx_scale is an input f32[], or a result, of each block of 128"),
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
+        "functions": (FUNCTIONS[0], f"version of the functions' equations; part of the result: {' '.join(FUNCTIONS)}"),
         "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
     }

@@ -18,7 +18,7 @@ from commands import call, fails, prints
 from lngen.cli import COMMANDS, cli
 from lngen.cli.output import OutFile, unwritable
 from lngen.compiler.emit import emit
-from lngen.compiler.ir import ORDERS
+from lngen.compiler.ir import FUNCTIONS, ORDERS, VERSIONS
 from lngen.compiler.lower import lower
 from lngen.compiler.problem import ANY, parse_schedule
 from lngen.compiler.spec import parse_spec
@@ -183,9 +183,10 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
 def test_list_names_every_graph_input_and_key() -> None:
     text = prints("list")
     data = json.loads(prints("list", "--json"))
-    order = f"Sums have the order {ORDERS[0]} (key order: {' '.join(ORDERS)}); another one gives other bits.\n"
-    assert text.endswith(order)
+    sums, functions = (f"{v[0]} (key {key}: {' '.join(v)})" for key, v in VERSIONS.items())
+    assert text.endswith(f"order {sums}, functions the equations {functions}; another version gives other bits.\n")
     assert data["orders"] == [*ORDERS]
+    assert data["functions"] == [*FUNCTIONS]
     for graph in data["graphs"]:
         assert f"  {graph['name']} " in text
         assert graph["summary"] in text

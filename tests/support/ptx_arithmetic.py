@@ -326,6 +326,8 @@ def funnel(name: str, mods: list[str]) -> Model | None:
 
 def extreme(name: str, mods: list[str]) -> Model | None:
     pick = min if name == "min" else max
+    if name == "min" and mods == ["NaN", "xorsign", "abs", "f32"]:
+        return Model(("f32",), ("f32", "f32"), least_magnitude)
     if len(mods) == 1 and mods[0] in INTEGERS:
         return on_numbers(mods[0], 2, pick)
     kind, strict = mods[-1], mods[:-1] == ["NaN"]
@@ -341,6 +343,12 @@ def extreme(name: str, mods: list[str]) -> Model | None:
         return encoded(pick(x, y), kind)
 
     return Model((kind,), (kind, kind), fn)
+
+
+def least_magnitude(a: int, b: int) -> Any:
+    """Bits of magnitudes are in the order of their numbers."""
+    size, sign = 0x7FFFFFFF, 0x80000000
+    return NAN if max(a & size, b & size) > 0x7F800000 else min(a & size, b & size) | (a ^ b) & sign
 
 
 def choice(name: str, mods: list[str]) -> Model | None:

@@ -1,7 +1,8 @@
 """The IR: typed equations over named axes, their text, their rules and their meaning."""
 
 from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths, M, S, axes_union
-from lngen.compiler.ir.builder import Builder, Draft, verify
+from lngen.compiler.ir.builder import VERSIONS, Builder, Draft, verify
+from lngen.compiler.ir.functions import EXPANSIONS, FUNCTIONS
 from lngen.compiler.ir.meanings import ctype
 from lngen.compiler.ir.names import is_graph_name, is_name
 from lngen.compiler.ir.numerics import bits_of, values_of

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from lngen.compiler.ir.axes import BASES, Axis, Derivation, axes_union
+from lngen.compiler.ir.functions import FUNCTIONS
 from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
 from lngen.compiler.ir.scales import Scales
@@ -34,6 +35,9 @@ from lngen.compiler.ir.types import (
 from lngen.dtypes import DType
 from lngen.errors import VerifyError, short
 from lngen.rules import RULES
+
+# Versions of what fixes bits, by the key of a spec and the attribute of a graph that name one; the default first.
+VERSIONS = {"order": ORDERS, "functions": FUNCTIONS}
 
 # ---- construction ----
 
@@ -257,15 +261,16 @@ def _check_by_value(graph: Graph, stage: str, value: Value) -> None:
 
 
 def _check_attrs(graph: Graph, stage: str) -> None:
-    """The attributes of a graph are ``order``, and names of results that are another result, ``%name``."""
+    """The attributes of a graph are versions, and names of results that are another result, ``%name``."""
     results = {str(r) for r in graph.results}
     for key, value in graph.attrs:
-        if key == "order":
-            if value not in ORDERS:
-                what = f"there is no order '{value}'; the orders are {', '.join(ORDERS)}"
+        if key in VERSIONS:
+            if value not in VERSIONS[key]:
+                what = f"there is no {key} '{value}'; the versions are {', '.join(VERSIONS[key])}"
                 raise VerifyError(_message(graph, stage, what))
         elif not isinstance(value, str) or not value.startswith("%"):
-            what = f"a graph has no attribute '{key}'; its attributes are order, and results that are another, dz=%dx"
+            known = f"{', '.join(VERSIONS)}, and results that are another, dz=%dx"
+            what = f"a graph has no attribute '{key}'; its attributes are {known}"
             raise VerifyError(_message(graph, stage, what))
         elif value not in results or key in graph.values():
             what = f"'{key}={value}' is expected to name a result that is another result, such as dz=%dx"

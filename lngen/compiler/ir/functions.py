@@ -7,6 +7,9 @@ polynomials: iteratively reweighted least squares at 2000 Chebyshev nodes, targe
 one after the other, the lowest power first. After each rounding the rest is fitted again.
 
 Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone.
+
+The equations have a version, ``functions=v1`` of a spec. Those of the op table are v1; ``EXPANSIONS`` has what another
+version replaces. Bounds and promises are the same in all.
 """
 
 from __future__ import annotations
@@ -33,7 +36,13 @@ ULPS: dict[str, float] = {
 # numbers below 2^22 to whole ones.
 BIAS = 1.5 * 2**23 + 127
 
+# 1.5 * 2^23 has few bits, so that its product with a factor of few bits is exact: ``exp2_whole`` adds the 127.
+WHOLE = 1.5 * 2**23
+
 _EXP_HALVES = ("0x1.715476p-1", "-0x1.62e400p+0", "-0x1.7f7d1cp-19")  # log2(e) / 2; -2 ln 2 in two parts
+# log2(e) / 2; 1687/1024, and the float next to -2 ln 2 / (1687/1024), whose relative error is 2^-33.8. Of factors of 11
+# bits this one has the least error.
+_EXP_STEPS = ("0x1.715476p-1", "0x1.a5cp+0", "-0x1.aed596p-1")
 # (e^r - 1 - r) / r^2 on [-ln 2, ln 2], relative error of e^r below 2^-26.
 _EXP = ("0x1.9baec2p-13", "0x1.71bf64p-10", "0x1.1126dap-7", "0x1.5549eep-5", "0x1.555514p-3", "0x1.00000cp-1")
 # The same on [-log(2) / 2, log(2) / 2], relative error of e^r below 2^-28.
@@ -73,6 +82,22 @@ _MILLS = (
 def _exp(b: Ops, e: Eqn) -> Value:
     """e^x; subnormal results are rounded once, above 88.73 infinity, below -103.98 zero."""
     return _power_of_e(b, _at_least(b, _at_most(b, e.args[0], 89.0), -104.0))
+
+
+def _exp_v2(b: Ops, e: Eqn) -> Value:
+    """The same in three instructions fewer: one clamp, one rounding of r = x - m log 4, and 1 is added as it is scaled.
+
+    The period is a product of two numbers. The first has so few bits that m times it is exact, and it is chosen so that
+    the second needs no low part.
+    """
+    x = b.limited("limited", e.args[0], _const(b, 104.0))
+    per_period, steps, step = (float.fromhex(c) for c in _EXP_STEPS)
+    whole = b.fma("whole", x, _const(b, per_period), _const(b, WHOLE))
+    taken = b.fma("steps", whole, _const(b, steps), _const(b, -WHOLE * steps))
+    r = b.fma("reduced", taken, _const(b, step), x)
+    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP), r)
+    scale = b.exp2_whole("scale", whole)
+    return b.mul("scaled", b.fma("scaled", grown, scale, scale), scale)
 
 
 def _exp2(b: Ops, e: Eqn) -> Value:
@@ -331,6 +356,10 @@ def _log1p(b: Ops, f: Value) -> Value:
     """log(1 + f) for f in [-1/3, 1/3]."""
     return b.fma("log", b.mul("square", f, f), _horner(b, f, _LOG), f)
 
+
+# By version, the default first, the expansions that it has in place of the op table's.
+EXPANSIONS: dict[str, dict[str, Expansion]] = {"v1": {}, "v2": {"exp": _exp_v2}}
+FUNCTIONS = (*EXPANSIONS,)
 
 # ---- the rows ----
 

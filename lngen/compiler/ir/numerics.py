@@ -246,6 +246,19 @@ def exp2_biased(t: Array, out: Array | None = None) -> Array:
     return _float(np.left_shift(_bits(t), np.uint32(23), out=_bits(out)))
 
 
+_ONE = np.uint32(0x3F800000)  # the bits of 1 in float32
+
+
+def exp2_whole(t: Array, out: Array | None = None) -> Array:
+    """2^n for t = n + 1.5 * 2^23 in float32, n whole from -126 to 127: the bits of 1, n added to its exponent."""
+    return _float(np.add(np.left_shift(_bits(t), np.uint32(23), out=_bits(out)), _ONE, out=_bits(out)))
+
+
+def limited(x: Array, most: Array, out: Array | None = None) -> Array:
+    """x, but with a magnitude of ``most``, a positive number, where it is larger; a NaN stays one."""
+    return np.asarray(np.copysign(np.minimum(np.abs(x), most), x, out=out))
+
+
 # The bits of 2/3 in float32, rounded up: differences of bits count in exponents from there.
 _TWO_THIRDS = np.uint32(0x3F2AAAAB)
 

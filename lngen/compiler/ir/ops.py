@@ -178,12 +178,8 @@ def _reduce_max_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return (b.select_eq("ct", e.args[0], e.out, share),)
 
 
-def _select_gt_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
-    return None, None, b.select_gt("ct", e.args[0], e.args[1], ct)
-
-
-def _select_eq_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
-    return None, None, b.select_eq("ct", e.args[0], e.args[1], ct)
+def _select_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return None, None, b.emit(e.op, "ct", (*e.args[:2], ct))
 
 
 def _where_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
@@ -343,13 +339,7 @@ class Ops(ABC):
         """x, whose gradient is 0 by definition, whatever its effects are."""
         return self.emit("stop_gradient", name, (x,))
 
-    @op(
-        type_rules.rotate,
-        real.rotate,
-        numpy=meanings.rotated,
-        vjp=_rotate_cotangent,
-        attrs=("inverse",),
-    )
+    @op(type_rules.rotate, real.rotate, numpy=meanings.rotated, vjp=_rotate_cotangent, attrs=("inverse",))
     def rotate(self, name: str, x: Value, *, inverse: bool = False) -> Value:
         """The halves of a row exchanged, the new first one negated: (-b, a) of (a, b); ``inverse``: (b, -a)."""
         return self.emit("rotate", name, (x,), inverse=int(inverse))
@@ -386,7 +376,7 @@ class Ops(ABC):
         real.select_gt,
         numpy=each(numerics.select_gt),
         cuda="{0} > {1} ? {2} : {zero}",
-        vjp=_select_gt_cotangents,
+        vjp=_select_cotangents,
     )
     def select_gt(self, name: str, a: Value, b: Value, c: Value) -> Value:
         """c where a is greater than b, else 0."""
@@ -397,7 +387,7 @@ class Ops(ABC):
         real.select_eq,
         numpy=each(numerics.select_eq),
         cuda="{0} == {1} ? {2} : {zero}",
-        vjp=_select_eq_cotangents,
+        vjp=_select_cotangents,
     )
     def select_eq(self, name: str, a: Value, b: Value, c: Value) -> Value:
         """c where a equals b, else 0; a and b may be whole numbers."""
@@ -476,10 +466,20 @@ class Ops(ABC):
         """|a| with the sign of b."""
         return self.emit("copysign", name, (a, b))
 
+    @_of_bits(numerics.limited, "limited({0}, {1})")
+    def limited(self, name: str, x: Value, most: Value) -> Value:
+        """x, but with a magnitude of ``most``, a positive number, where it is larger; a NaN stays one."""
+        return self.emit("limited", name, (x, most))
+
     @_of_bits(numerics.exp2_biased, "__uint_as_float(__float_as_uint({0}) << 23)")
     def exp2_biased(self, name: str, x: Value) -> Value:
         """2^n for x = n + 1.5 * 2^23 + 127, n whole from -126 to 127: the low bits of x as the exponent."""
         return self.emit("exp2_biased", name, (x,))
+
+    @_of_bits(numerics.exp2_whole, "exp2_whole({0})")
+    def exp2_whole(self, name: str, x: Value) -> Value:
+        """2^n for x = n + 1.5 * 2^23, n whole from -126 to 127: the low bits of x, and those of 1, as the exponent."""
+        return self.emit("exp2_whole", name, (x,))
 
     @_of_bits(numerics.exponent, "exponent({0})")
     def exponent(self, name: str, x: Value) -> Value:

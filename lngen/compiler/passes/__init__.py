@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lngen.compiler.ir import DEFAULT_EPS, ORDERS, D, DType, Graph, derived_axes, verify
+from lngen.compiler.ir import DEFAULT_EPS, FUNCTIONS, ORDERS, D, DType, Graph, derived_axes, verify
 from lngen.compiler.passes.decompose import decompose, place_fma
 from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
@@ -62,22 +62,26 @@ def finish(
     trace: Trace | None = None,
     blocks: int | None = None,
     order: str = ORDERS[0],
+    functions: str = FUNCTIONS[0],
     dx: tuple[DType, str] | None = None,
 ) -> Graph:
     """From a graph over any D to a graph that fixes every bit for rows of length ``d``.
 
-    ``blocks`` and ``order`` as in ``order_sums``; ``dx``: how ``quantise`` stores it.
+    ``blocks`` and ``order`` as in ``order_sums``, ``functions`` as in ``decompose``, ``dx``: dtype and scales of dx.
     """
     trace = Trace() if trace is None else trace
     trace["cse"] = graph = verify(cse(graph), "cse")
     if dx is not None:
         trace["quantise"] = graph = quantise(graph, "dx", *dx)
     _check_axes(graph, d)
-    trace["decompose"] = graph = verify(decompose(graph, d), "decompose")
+    trace["decompose"] = graph = verify(decompose(graph, d, functions), "decompose")
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
     trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
     trace["compensate"] = graph = verify(share_constants(compensate(graph, d)), "compensate")
-    trace["order_sums"] = graph = verify(order_sums(graph, d, blocks, order), "order_sums")
+    graph = order_sums(graph, d, blocks, order)
+    if functions != FUNCTIONS[0]:
+        graph = replace(graph, attrs=tuple(sorted((*graph.attrs, ("functions", functions)))))
+    trace["order_sums"] = verify(graph, "order_sums")
     return graph
 
 

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
-from lngen.compiler.ir import F32, OPS, Builder, D, Eqn, Graph, Lengths, Value, is_join, is_segment_size
+from lngen.compiler.ir import (
+    EXPANSIONS,
+    F32,
+    FUNCTIONS,
+    OPS,
+    Builder,
+    D,
+    Eqn,
+    Graph,
+    Lengths,
+    Value,
+    is_join,
+    is_segment_size,
+)
+from lngen.compiler.ir.ops import Expansion
 from lngen.compiler.passes.edit import cse, dce
 
 
-def decompose(graph: Graph, d: int) -> Graph:
+def decompose(graph: Graph, d: int, functions: str = FUNCTIONS[0]) -> Graph:
     """Write every op that has an expansion (means, reciprocal roots, functions) as its expansion; rows have length d.
+
+    ``functions``: the version of the equations of functions.
 
     before:  %mean = reduce_mean %x {axis=D}        after:  %mean_sum = reduce_sum %x {axis=D}
                                                             %d_size   = const {value=4096.0}
@@ -21,20 +38,20 @@ def decompose(graph: Graph, d: int) -> Graph:
     """
     b = Builder(graph.name, params=graph.params, taken=graph.values())
     for eqn in graph.eqns:
-        _write(b, eqn, d)
+        _write(b, eqn, d, EXPANSIONS[functions])
     return cse(b.build(*graph.results, stage="decompose"), {*graph.values().values()})
 
 
-def _write(b: Builder, eqn: Eqn, d: int) -> None:
-    """Append an equation, or those of its expansion, the last of which defines its value."""
-    expand = OPS[eqn.op].expand
+def _write(b: Builder, eqn: Eqn, d: int, own: Mapping[str, Expansion]) -> None:
+    """Append an equation, or those of its expansion, of which ``own`` go first; the last one defines its value."""
+    expand = own.get(eqn.op, OPS[eqn.op].expand)
     if expand:
         begin = len(b.eqns)
         value = expand(b, eqn)
         expansion = b.eqns[begin:]
         del b.eqns[begin:]
         for part in expansion:
-            _write(b, replace(part, out=eqn.out) if part.out == value else part, d)
+            _write(b, replace(part, out=eqn.out) if part.out == value else part, d, own)
     elif eqn.op == "size" and eqn.axis.root is D and not is_segment_size(eqn):
         sizes = Lengths({D: d})
         count = sizes[eqn.axis] if eqn.per is None else sizes.per(eqn.axis, eqn.per)

@@ -17,7 +17,7 @@ from lngen.compiler.graphs import (
     definition_from,
     split_source,
 )
-from lngen.compiler.ir import DEFAULT_EPS, ORDERS, RUN, DType, Run
+from lngen.compiler.ir import DEFAULT_EPS, RUN, VERSIONS, DType, Run
 from lngen.compiler.spec.spec import Spec
 from lngen.dtypes import FLOATS
 from lngen.errors import SpecError, one_of, short
@@ -85,7 +85,7 @@ SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
     "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
-    "strides", "graph", "schedule", "lock", "overlap", "dx_quant", "dx_scales",
+    "functions", "strides", "graph", "schedule", "lock", "overlap", "dx_quant", "dx_scales",
 )  # fmt: skip
 BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "dx_quant", "dx_scales", "blocks")
 FORMATS = ("e4m3", "e5m2")  # of dx
@@ -143,7 +143,7 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     by_default = definition.builder(Options(*definition.declared or (DType.F32,) * 3))
     declared = _declared_options(by_default, definition.name)
     takes_eps = by_default.takes_eps or definition.declared is not None
-    known = ["d", "dtype", "weight", "out", *["eps"] * takes_eps, "save", "order", "strides", *declared]
+    known = ["d", "dtype", "weight", "out", *["eps"] * takes_eps, "save", *VERSIONS, "strides", *declared]
     _check_keys(text, options, [*known, *(BACKWARD_KEYS if direction == "bwd" else ())])
     dtype, weight, out = _dtypes(definition, options, text)
     chosen = tuple(
@@ -152,16 +152,17 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
         if (value := option_value(text, name, option, options.get(name, option.default))) != option.default
         and not (direction == "bwd" and option.of_forward)
     )
-    order = short(options.get("order", ORDERS[0]))
-    if order not in ORDERS:
-        wrong(text, "order", order, ORDERS)
+    order, functions = (_version(text, key, options) for key in VERSIONS)
     eps = _eps(text, definition, options)
     d = whole_number(text, "d", options["d"], MAX_D)
     blocks = options.get("blocks")
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
     strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
-    spec = Spec(definition, direction, d, dtype, weight, out, eps, chosen, blocks=blocks, order=order, strides=strides)
+    spec = Spec(
+        definition, direction, d, dtype, weight, out, eps, chosen,
+        blocks=blocks, order=order, strides=strides, functions=functions,
+    )  # fmt: skip
     if eps == RUN and not definition.by_value(spec.options):
         raise SpecError(f"spec '{text}': the graph uses no eps with these options; leave eps=run away.")
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))
@@ -179,6 +180,14 @@ def _eps(text: str, definition: Definition, options: Mapping[str, Any]) -> float
     if eps is None or eps == 1:
         raise SpecError(f"spec '{text}': 'eps' is expected to be a number from 0 to 1, or run, got '{short(given)}'.")
     return eps
+
+
+def _version(text: str, key: str, options: Mapping[str, Any]) -> str:
+    """The version that a key names, or the default."""
+    found = short(options.get(key, VERSIONS[key][0]))
+    if found not in VERSIONS[key]:
+        wrong(text, key, found, VERSIONS[key])
+    return found
 
 
 def _check_keys(text: str, options: dict[str, Any], known: list[str]) -> None:

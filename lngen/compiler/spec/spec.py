@@ -14,12 +14,13 @@ from typing import Any
 
 from lngen.compiler import passes
 from lngen.compiler.graphs import GRAPHS, Chosen, Definition, Options
-from lngen.compiler.ir import DEFAULT_EPS, ORDERS, RUN, DType, Graph, M, Run, compute_dtype
+from lngen.compiler.ir import DEFAULT_EPS, FUNCTIONS, ORDERS, RUN, DType, Graph, M, Run, compute_dtype
 from lngen.errors import DerivativeError, SpecError
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
 _OTHER_WORDS = re.compile(
-    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2|dx(e4m3|e5m2)|byblock"
+    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|functionsv|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2"
+    r"|dx(e4m3|e5m2)|byblock"
 )
 
 
@@ -76,6 +77,7 @@ class Spec:
     dx_scales   ``tensor``: dx_scale is an input; ``block``: a result, of blocks of 128 features
     blocks      blocks that share the rows of column sums; None: a number that is the same on every GPU
     order       the version of the rule that orders the sums
+    functions   the version of the equations of functions
     strides     distances between rows that each [M, D] tensor has, 1 or 2; they change no bit
     """
 
@@ -97,6 +99,7 @@ class Spec:
     strides: int = 1
     dx_quant: DType | None = None
     dx_scales: str = "tensor"
+    functions: str = FUNCTIONS[0]
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -113,6 +116,7 @@ class Spec:
         keys += [f"dx_scales={self.dx_scales}"] if self.dx_scales != "tensor" else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
+        keys += [f"functions={self.functions}"] if self.functions != FUNCTIONS[0] else []
         keys += [f"strides={self.strides}"] if self.strides != 1 else []
         return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
 
@@ -194,6 +198,7 @@ class Spec:
         words += [f"by{self.dx_scales}"] if self.dx_scales != "tensor" else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
+        words += [f"functions{self.functions}"] if self.functions != FUNCTIONS[0] else []
         words += [f"strides{self.strides}"] if self.strides != 1 else []
         others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
         words += ["set"] if others else []
@@ -241,13 +246,13 @@ class Spec:
         trace = passes.Trace(build=self.forward())
         if self.direction == "fwd":
             self._check_saved()
-            passes.finish(trace["build"], self.d, trace, self.blocks, self.order)
+            passes.finish(trace["build"], self.d, trace, self.blocks, self.order, self.functions)
             return trace
         graph = self._derive(trace)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         dx = None if self.dx_quant is None else (self.dx_quant, self.dx_scales)
-        graph = passes.finish(graph, self.d, trace, self.blocks, self.order, dx)
+        graph = passes.finish(graph, self.d, trace, self.blocks, self.order, self.functions, dx)
         self._validate(trace)
         trace["share"] = passes.share_results(graph)
         return trace

@@ -121,6 +121,12 @@ def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool
     return operation
 
 
+def _least_magnitude(a: Value, b: Value) -> Value:
+    """min.NaN.xorsign.abs: the smaller magnitude, negative if one of the two is."""
+    least = np.minimum(np.abs(a), np.abs(b))
+    return np.where(np.signbit(a) != np.signbit(b), -least, least)
+
+
 _COMPARE: dict[str, Callable[[Value, Value], Any]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
@@ -209,6 +215,7 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (rf"copysign\.(?P<t>{_FLOAT})", same(lambda a, b: np.copysign(b, a), 2)),  # the sign of the first operand
     (rf"min(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmin, np.minimum, True)),
     (rf"max(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmax, np.maximum, False)),
+    (r"min\.NaN\.xorsign\.abs\.(?P<t>f32)", same(_least_magnitude, 2)),
     (r"min\.(?P<t>f64)", same(_number(np.fmin, True), 2)),
     (r"max\.(?P<t>f64)", same(_number(np.fmax, False), 2)),
     (rf"min\.(?P<t>{_INT})", same(np.minimum, 2)),

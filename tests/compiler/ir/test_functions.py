@@ -1,4 +1,7 @@
-"""If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope."""
+"""If these fail, exp, tanh, erf or a relative has lost accuracy, monotony, special values, bits or slope.
+
+An op is tried in every version of its equations: ``exp`` in the first, ``exp v2`` in another.
+"""
 
 from itertools import product
 from typing import Any
@@ -9,19 +12,21 @@ import pytest
 import sampling
 from lngen.compiler.graphs import GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import F32, Builder, D, Graph, M, Value, real
-from lngen.compiler.ir.functions import ULPS, reciprocal
+from lngen.compiler.ir import F32, Builder, D, Graph, M, Value, parse, real
+from lngen.compiler.ir.functions import EXPANSIONS, FUNCTIONS, ULPS, reciprocal
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import lower
 from lngen.compiler.passes import decompose
 from lngen.compiler.problem import problem
 from lngen.compiler.schedule import ranked
+from lngen.compiler.spec import parse_spec
 from lngen.proof.check.differences import gradient_excess, result_excess
 from lngen.proof.check.inputs import mismatches, random_inputs, same_bits
 from lngen.proof.ptx import run_plan
 from own_graphs import Expression, own, rms
 
-MONOTONE = tuple(op for op in ULPS if op not in ("gelu", "gelu_tanh", "silu"))
+VERSIONED = (*ULPS, *(f"{op} {version}" for version, own in EXPANSIONS.items() for op in own))
+MONOTONE = tuple(op for op in VERSIONED if op not in ("gelu", "gelu_tanh", "silu"))
 ODD = ("tanh", "erf")
 COUNTS = [2**17, pytest.param(2**20, marks=pytest.mark.full)]  # of random arguments
 INF, NAN = np.inf, np.nan
@@ -40,8 +45,16 @@ def of(op: str, x: Array, graph: Graph | None = None) -> Array:
 
 
 def alone(op: str) -> Graph:
+    op, version = named(op)
     b = Builder("alone")
-    return b.build(b.emit(op, "y", (b.param("x", F32, M, D),)))
+    graph = b.build(b.emit(op, "y", (b.param("x", F32, M, D),)))
+    return graph if version == FUNCTIONS[0] else decompose(graph, 1, version)
+
+
+def named(op: str) -> tuple[str, str]:
+    """The op and its version."""
+    op, _, version = op.partition(" ")
+    return op, version or FUNCTIONS[0]
 
 
 def arguments(count: int, seed: int = 0) -> Array:
@@ -54,6 +67,7 @@ def arguments(count: int, seed: int = 0) -> Array:
 
 def near(op: str, count: int = 4096) -> Array:
     """The floats around the breaks of an op, in order, one row a break and sign."""
+    op, _ = named(op)
     centres = np.array([s * p for p in BREAKS[op] for s in ((1, -1) if op in ODD else (1,))], np.float32)
     bits = centres.view(np.int32)[:, None] + np.arange(-count, count, dtype=np.int32)
     bits = np.where((bits & 0x7FFFFFFF) > 0x7F000000, 0, bits).astype(np.int32)  # next to 0: its other side
@@ -73,6 +87,7 @@ def ulps(op: str, x: Array, y: Array) -> Array:
 
 def in_float64(op: str) -> Any:
     """The function on float64 arrays."""
+    op, _ = named(op)
     return getattr(real, op, None) or getattr(np, op)
 
 
@@ -84,6 +99,7 @@ def argument(op: str, x: Array) -> Array:
 
 def allowed(op: str, x: Array) -> Array:
     """The bound of ``ULPS``, with what its comment adds."""
+    op, _ = named(op)
     bound = np.full(x.shape, ULPS[op])
     with np.errstate(all="ignore"):
         if op == "gelu_tanh":
@@ -98,9 +114,9 @@ def allowed(op: str, x: Array) -> Array:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("op", ULPS)
+@pytest.mark.parametrize("op", VERSIONED)
 def test_no_error_is_larger_than_stated(op: str, count: int) -> None:
-    x = np.concatenate([arguments(count), *(near(op) if op in BREAKS else [])])
+    x = np.concatenate([arguments(count), *(near(op) if named(op)[0] in BREAKS else [])])
     error = ulps(op, x, of(op, x)) / allowed(op, x)
     worst = int(np.argmax(error))
     assert error[worst] <= 1, f"{op}({x[worst]!r}) is {error[worst]:.2f} of its bound off"
@@ -125,9 +141,9 @@ AT_SPECIAL: dict[str, list[float]] = {
 }
 
 
-@pytest.mark.parametrize("op", ULPS)
+@pytest.mark.parametrize("op", VERSIONED)
 def test_infinities_zeros_nan_and_signs(op: str) -> None:
-    assert same_bits(of(op, np.array(SPECIAL)), np.array(AT_SPECIAL[op], np.float32)).all()
+    assert same_bits(of(op, np.array(SPECIAL)), np.array(AT_SPECIAL[named(op)[0]], np.float32)).all()
     if op in ODD:
         x = arguments(2**16)
         assert same_bits(of(op, -x), -of(op, x)).all()
@@ -141,7 +157,7 @@ def test_whole_powers_of_two_are_exact() -> None:
     np.testing.assert_array_equal(of("log", np.array([1.0])), [0.0])
 
 
-@pytest.mark.parametrize("op", ["exp", "exp2", "softplus"])
+@pytest.mark.parametrize("op", ["exp", "exp v2", "exp2", "softplus"])
 def test_subnormal_results_are_rounded_once(op: str) -> None:
     x = np.linspace(-103.9, -87.4, 1 << 14) / (np.log(2) if op == "exp2" else 1)
     x = x.astype(np.float32)
@@ -183,13 +199,31 @@ def test_monotone_around_breaks_and_on_random_neighbours(op: str, count: int) ->
     assert (of(op, above) >= of(op, x)).all()
 
 
-@pytest.mark.parametrize("op", ULPS)
+@pytest.mark.parametrize("op", VERSIONED)
 def test_an_expansion_is_the_function_to_the_bit_after_every_pass(op: str) -> None:
-    x = arguments(2**14)
-    spec = own(lambda b, x: b.emit(op, "f", (x,)), d=x.size)
-    assert op not in {e.op for e in spec.graph().eqns}
+    x, (plain, version) = arguments(2**14), named(op)
+    spec = own(lambda b, x: b.emit(plain, "f", (x,)), d=x.size, functions=version)
+    assert plain not in {e.op for e in spec.graph().eqns}
     assert same_bits(of(op, x), of(op, x, spec.graph())).all()
     assert same_bits(of(op, x), of(op, x, decompose(alone(op), x.size))).all()
+
+
+@pytest.mark.parametrize("version", FUNCTIONS)
+def test_a_version_is_a_key_of_the_spec_and_in_the_graph_unless_it_is_the_first(version: str) -> None:
+    spec = parse_spec(f"softmax.bwd:d=24,functions={version}")
+    first = parse_spec("softmax.bwd:d=24")
+    assert (spec == first) is (version == FUNCTIONS[0])
+    assert dict(spec.graph().attrs).get("functions", FUNCTIONS[0]) == version
+    assert parse(str(spec.graph())) == spec.graph()
+    assert parse_spec(str(spec)) == spec == spec.with_direction("fwd").with_direction("bwd")
+
+
+def test_a_version_replaces_functions_of_the_first_by_other_equations() -> None:
+    x = arguments(2**10)
+    for version, replaced in EXPANSIONS.items():
+        assert replaced.keys() <= ULPS.keys()
+        for op in replaced:
+            assert not same_bits(of(op, x), of(f"{op} {version}", x)).all()
 
 
 def test_the_reference_is_as_exact_as_float64_allows() -> None:
@@ -252,11 +286,14 @@ def odd(inputs: dict[str, Array]) -> dict[str, Array]:
     return inputs
 
 
-@sampling.grid(("way", "d", "dtype"), product(("fwd", "bwd"), (37, 264), ("f32", "bf16", "f16")), strength=1)
-def test_kernels_have_the_interpreter_s_bits(way: str, d: int, dtype: str) -> None:
+KERNELS = product(("fwd", "bwd"), (37, 264), ("f32", "bf16", "f16"), FUNCTIONS)
+
+
+@sampling.grid(("way", "d", "dtype", "version"), KERNELS, strength=1)
+def test_kernels_have_the_interpreter_s_bits(way: str, d: int, dtype: str, version: str) -> None:
     """The best schedule of each form."""
     pytest.importorskip("cupy")
-    spec = own(every_function, way, d=d, dtype=dtype)
+    spec = own(every_function, way, d=d, dtype=dtype, functions=version)
     best = {s.form: s for s in reversed(ranked(problem(spec.graph(), d)))}
     assert len(best) >= (3 if dtype == "f32" else 1)
     inputs = random_inputs(spec, 2)

@@ -41,7 +41,7 @@ from lngen.compiler.ir import (
     values_of,
     verify,
 )
-from lngen.compiler.ir.functions import BIAS, ULPS
+from lngen.compiler.ir.functions import BIAS, ULPS, WHOLE
 from lngen.compiler.ir.meanings import literal
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.ir.places import extract
@@ -100,7 +100,7 @@ def test_a_graph_has_the_text_of_the_grammar_and_looks_up_its_parts() -> None:
 # ---- the op table ----
 
 G = 0.949951171875  # the guess of 1 / 1
-BITS = ("exp2_biased", "exponent", "reciprocal_guess", "significand")
+BITS = ("exp2_biased", "exp2_whole", "exponent", "reciprocal_guess", "significand")
 FUNCTIONS = tuple(ULPS)
 
 SAMPLE, HEAD, BLOCK, LARGE = DERIVED = (
@@ -116,7 +116,7 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("fma", (f32(M), f32(D), f32()), {}, f32(M, D)),
     ("select_gt", (f32(M, D), f32(M), f32(M)), {}, f32(M, D)),
     ("where_gt", (f32(M, D), f32(M), f32(M), f32()), {}, f32(M, D)),
-    *((op, (f32(M), f32(D)), {}, f32(M, D)) for op in ("maximum", "minimum", "copysign")),
+    *((op, (f32(M), f32(D)), {}, f32(M, D)) for op in ("maximum", "minimum", "copysign", "limited")),
     ("reduce_dot", (f32(M), f32(D)), {"axis": M}, f32(D)),
     ("reduce_sum", (Type(F64, COL),), {"axis": D, "to": S, "chunk": 4, "run": 2, "segment": 64}, Type(F64, (S,))),
     ("reduce_dot", (f32(M, S), f32(D)), {"axis": D, "to": S, "chunk": 4, "segment": 64}, f32(M, S)),
@@ -137,7 +137,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
     ("rotate", (B16,), {"inverse": 0}, NARROW),
-    *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "ceil_power", *BITS, *FUNCTIONS)),
+    *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "limited", "ceil_power", *BITS, *FUNCTIONS)),
     ("by_columns", (f32(M, D),), {}, "a value over M and an axis derived from D is expected, got f32[M, D]"),
     (
         "div_scale",
@@ -192,6 +192,8 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("weighted", [[[0.0, -0.0, 2.0], [np.nan, 0.5, 0.0]], [-np.inf, np.nan, np.inf]], {},
      [[0.0, 0.0, np.inf], [np.nan, np.nan, 0.0]]),
     ("copysign", [[[1.0, -2.0, np.inf]] * 2, [-0.0, 1.0, -3.0]], {}, [[-1.0, 2.0, -np.inf]] * 2),
+    ("limited", [[[1.0, -3.0, np.nan], [-0.0, -np.inf, 5.0]], R], {}, [[1.0, -2.0, np.nan], [-0.0, -4.0, 4.0]]),
+    ("exp2_whole", [[WHOLE, WHOLE + 3, WHOLE - 126]], {}, [1.0, 8.0, 2.0**-126]),
     ("exp2_biased", [[BIAS, BIAS + 3, BIAS - 126]], {}, [1.0, 8.0, 2.0**-126]),
     ("exponent", [[1.0, 0.75, 0.66, 3e38, 2.0**-126, 1.34]], {}, [0.0, 0.0, -1.0, 128.0, -126.0, 1.0]),
     ("reciprocal_guess", [[1.0, 2.0, 3.0, 2.0**-126]], {}, [G, G / 2, 0.3499755859375, G * 2.0**126]),
