@@ -1,10 +1,11 @@
-"""Digests of the interpreter's results over a grid of specs: the bits of ``order=v1``, and a command that writes them.
+"""Digests of the interpreter's results over a grid of specs, and a command that writes them.
 
     python tests/proof/digests.py          compare every case with tests/data/digests_v1.json
     python tests/proof/digests.py --write  write the file anew
 
-A digest covers the order of the sums as the graph's attributes spell it, and every result. Inputs come from integers
-alone, so that no version of a library can change them.
+They are the bits of ``order=v1`` and of every version of the functions. A digest covers the order of the sums as the
+graph's attributes spell it, and every result. Inputs come from integers alone, so that no version of a library can
+change them.
 """
 
 import argparse
@@ -116,6 +117,8 @@ def cases(d: int) -> Iterator[Case]:
             for direction in DIRECTIONS:
                 for dtype in DTYPES if name in NORMS else OWN_DTYPES:
                     yield Case(name, direction, d, dtype)
+    if d in FEW_LENGTHS:
+        yield from (Case("functions", direction, d, "f32,functions=v2") for direction in DIRECTIONS)
     if d <= SHORT:
         yield Case("layernorm", "bwd", d, "bf16", MANY_ROWS)
         yield Case("rmsnorm", "bwd", d, "f32,blocks=5", MANY_ROWS)
