@@ -24,6 +24,7 @@ from lngen.proof.check.differences import gradient_excess, result_excess
 from lngen.proof.check.inputs import mismatches, random_inputs, same_bits
 from lngen.proof.ptx import run_plan
 from own_graphs import Expression, own, rms
+from schedules import registers
 
 VERSIONED = (*ULPS, *(f"{op} {version}" for version, own in EXPANSIONS.items() for op in own))
 MONOTONE = tuple(op for op in VERSIONED if op not in ("gelu", "gelu_tanh", "silu"))
@@ -303,3 +304,14 @@ def test_kernels_have_the_interpreter_s_bits(way: str, d: int, dtype: str, versi
         outcome = run_plan(lower(spec, schedule), inputs, rows=2)
         assert not outcome.findings, outcome.findings[0]
         assert not mismatches(outcome.results, expected)
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_86"])  # maxima and clamps are written otherwise for each
+def test_a_clamp_has_the_same_bits_on_every_arch(arch: str) -> None:
+    pytest.importorskip("cupy")
+    spec = own(lambda b, x: b.emit("exp", "f", (x,)), d=64, functions="v2")
+    numbers = [*SPECIAL, NAN, -NAN, 1e-40, -1e-40, 88.8, 103.9, 104.0, 104.1, -103.9, -104.1, 3e38, -3e38]
+    inputs = {"x": np.resize(np.array(numbers, np.float32), (2, 64))}
+    outcome = run_plan(lower(spec, registers(32, 1, 1)), inputs, arch=arch)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, interpret(spec.graph(), inputs))
