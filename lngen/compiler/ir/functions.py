@@ -90,7 +90,7 @@ def _exp_v2(b: Ops, e: Eqn) -> Value:
     The period is a product of two numbers. The first has so few bits that m times it is exact, and it is chosen so that
     the second needs no low part.
     """
-    x = b.limited("limited", e.args[0], _const(b, 104.0))
+    x = b.limited("near", e.args[0], _const(b, 104.0))
     per_period, steps, step = (float.fromhex(c) for c in _EXP_STEPS)
     whole = b.fma("whole", x, _const(b, per_period), _const(b, WHOLE))
     taken = b.fma("steps", whole, _const(b, steps), _const(b, -WHOLE * steps))

@@ -466,7 +466,7 @@ class Ops(ABC):
         """|a| with the sign of b."""
         return self.emit("copysign", name, (a, b))
 
-    @_of_bits(numerics.limited, "limited({0}, {1})")
+    @_of_bits(numerics.limited, "limited_of({0}, {1})")
     def limited(self, name: str, x: Value, most: Value) -> Value:
         """x, but with a magnitude of ``most``, a positive number, where it is larger; a NaN stays one."""
         return self.emit("limited", name, (x, most))

@@ -112,7 +112,7 @@ __device__ __forceinline__ float copysign_of(float a, float b) {
 
 // v, but with a magnitude of ``most``, a positive number, where it is larger; a NaN stays one.
 // One instruction since sm_86.
-__device__ __forceinline__ float limited(float v, float most) {
+__device__ __forceinline__ float limited_of(float v, float most) {
 #if __CUDA_ARCH__ >= 860
     float r;
     asm("min.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(r) : "f"(v), "f"(most));
