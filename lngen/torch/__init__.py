@@ -1,6 +1,7 @@
 """lngen in PyTorch: functions, modules and registered operators (``lngen help torch``).
 
     layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
+    rms_norm_quant, dequantise, ...      norms with results of 8 bits (``quantised_norms``)
     function                             any graph as such a function (``any_graph``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
@@ -16,6 +17,13 @@ from lngen.torch.extension import use_extension
 from lngen.torch.graph_ops import decompositions
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
+from lngen.torch.quantised_norms import (
+    add_layer_norm_quant,
+    add_rms_norm_quant,
+    dequantise,
+    layer_norm_quant,
+    rms_norm_quant,
+)
 from lngen.torch.torch_functions import (
     add_layer_norm,
     add_rms_norm,
@@ -36,8 +44,11 @@ __all__ = [
     "Patched",
     "RMSNorm",
     "add_layer_norm",
+    "add_layer_norm_quant",
     "add_rms_norm",
+    "add_rms_norm_quant",
     "decompositions",
+    "dequantise",
     "dyt",
     "function",
     "gated_layer_norm",
@@ -45,10 +56,12 @@ __all__ = [
     "l2_norm",
     "layer_norm",
     "layer_norm_act",
+    "layer_norm_quant",
     "log_softmax",
     "patch",
     "rms_norm",
     "rms_norm_act",
+    "rms_norm_quant",
     "softmax",
     "unpatch",
     "use_extension",

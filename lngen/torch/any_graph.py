@@ -84,7 +84,7 @@ class GraphFunction:
             results = self(*(found[name] for name in self.names), eps=eps)
             return [restored(y) for y in (results if self.count > 1 else [results])]
         results = self.direct.prepare(ops, (*inputs, None), eps, self.keys, eps or 0.0) if eager else None
-        return dispatched(ops, given, self.keys, eps)[: self.count] if results is None else results
+        return dispatched(ops, given, self.keys, eps, self.spec.differentiated) if results is None else results
 
 
 def _of(graph: str | Definition, options: dict[str, bool | str | float]) -> GraphFunction:

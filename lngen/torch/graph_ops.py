@@ -30,6 +30,9 @@ from lngen.launch.runtime.direction import about_input
 from lngen.proof.torch_graph import evaluate
 from lngen.torch.bridge import FROM_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 
+# Options under which a norm has all the numbers that its quantised results may depend on.
+QUANTISING = ((("quant", "e4m3"), ("scales", "tensor")), (("amax_max", True), ("quant", "e4m3")))
+
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
 
 Given = Sequence[torch.Tensor | None]
@@ -40,9 +43,9 @@ class GraphOps:
     """The operators of a graph; called as the graph, they serve all its options, else those that are given.
 
     axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
-              the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers
+              the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers;
+              ``numbers``: those by which results are quantised, which stand at the end and may be left out
     defaults  of the options
-    quantises a result has 8 bits, and no gradient
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
 
@@ -57,16 +60,22 @@ class GraphOps:
             added = tuple((n, on) for n, on in switches if n in {p.name for p in params[n]})
             full = definition.builder(replace(options, chosen=added))
         self.takes_eps = plain.takes_eps
-        self.axes = {p.name: p.type.axes for p in full.params if not isinstance(p, ByValue)}
+        types = {p.name: p.type for p in full.params if not isinstance(p, ByValue)}
+        rules = QUANTISING if whole and "quant" in self.defaults else ()
+        asked = [p for rule in rules for p in definition.builder(replace(options, chosen=rule)).params]
+        self.numbers = {p.name: p.type.axes for p in asked if p.name not in types and not isinstance(p, ByValue)}
+        self.axes = {**{name: t.axes for name, t in types.items()}, **self.numbers}
         self.inputs = [*self.axes]
-        self.whole = {p.name: p.type.dtype for p in full.params if p.type.dtype not in FLOATS}
+        self.whole = {name: t.dtype for name, t in types.items() if t.dtype not in FLOATS}
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
-        self.optional = {name for name in self.inputs if whole and name in self.defaults}
+        self.optional = {name for name in types if whole and name in self.defaults}
         self.outputs = [v.name for v in plain.results]
-        self.quantises = any(v.type.dtype in QUANTISED for v in plain.results)
-        self.taken = [*(f"d{name}" for name in self.outputs), *self.inputs, *definition.saved(options)]
+        self.taken = [*(f"d{name}" for name in self.outputs), *types, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
-        tensors = ", ".join(f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in self.inputs)
+        tensors = ", ".join(
+            [f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in types]
+            + [f"Tensor? {n}=None" for n in self.numbers]
+        )
         self.fwd = _define(f'{self.name}_fwd({tensors}, *{eps}, str keys="") -> Tensor[]', self._forward)
         tensors = ", ".join(f"Tensor? {n}" for n in self.taken)
         self.bwd = _define(f"{self.name}_bwd({tensors}, *{eps}, str spec) -> Tensor[]", self._backward)
@@ -76,7 +85,10 @@ class GraphOps:
     # ---- the operators ----
 
     def side(self, tensors: Given, keys: str) -> Side:
-        """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not."""
+        """The forward for these tensors, in the order of ``inputs``; TorchError for a dtype that lngen has not.
+
+        The dispatcher drops the last ones that are None by default.
+        """
         x: Any = tensors[self.inputs.index(self.lead)]
         if not x.dim():
             raise TorchError(f"'{self.lead}' is expected to have shape (..., D), got ().")
@@ -86,7 +98,7 @@ class GraphOps:
     @cache  # noqa: B019  there is one object for each graph
     def _text(self, d: int, dtypes: Dtypes, keys: str, on_cpu: bool) -> str:
         """The text of the forward spec; errors in PyTorch's words, which depend on the device."""
-        given = dict(zip(self.inputs, dtypes, strict=True))
+        given = {**dict.fromkeys(self.numbers), **dict(zip(self.inputs, dtypes, strict=False))}
         for name, dtype in given.items():
             known = [TO_TORCH[t] for t in ((self.whole[name],) if name in self.whole else FLOATS)]
             if dtype is not None and dtype not in known:
@@ -96,12 +108,12 @@ class GraphOps:
                 )
         dtype = FROM_TORCH[given[self.lead]]
         options: dict[str, Any] = {"d": d, "dtype": dtype}
-        options |= {n: given[n] is not None for n in self.inputs if n in self.optional}
+        options |= {n: given[n] is not None for n in (*self.optional, *self.numbers) if n in self.defaults}
         present = {n: FROM_TORCH[t] for n, t in given.items() if t is not None}
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
         options |= {key: present[n] for n, key in own.items() if present[n] is not dtype}
         options |= {"eps": RUN} if self.takes_eps else {}
-        weights = [t for n, t in present.items() if M not in self.axes[n] and n not in self.whole]
+        weights = [t for n, t in present.items() if M not in self.axes[n] and n not in (*self.whole, *self.numbers)]
         options |= {"weight": weights[0]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
         try:
@@ -124,7 +136,7 @@ class GraphOps:
 
     def _forward(self, one: Callable[..., Any], *tensors: Any, keys: str = "", eps: float = 0.0) -> list[torch.Tensor]:
         found = self.side(tensors, keys)
-        return _called(one, found, dict(zip(self.inputs, tensors, strict=True)), eps)
+        return _called(one, found, dict(zip(self.inputs, tensors, strict=False)), eps)
 
     def _backward(self, one: Callable[..., Any], *tensors: Any, spec: str, eps: float = 0.0) -> list[torch.Tensor]:
         return _called(one, side(spec), dict(zip(self.taken, tensors, strict=True)), eps)
@@ -150,7 +162,8 @@ class GraphOps:
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
     def _first(self, ctx: Any, cotangents: Given) -> tuple[torch.Tensor | None, ...]:
         (forward, eps, wrt) = ctx.lngen
-        return self.gradients(forward, wrt, eps, cotangents, dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+        found = self.gradients(forward, wrt, eps, cotangents, dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+        return found[: len(ctx.needs_input_grad)]  # of those that the call gave
 
     def gradients(
         self, forward: Side, wrt: Sequence[str], eps: float, cotangents: Given, saved: Mapping[str, torch.Tensor]
@@ -206,21 +219,28 @@ def bound(name: str, spec: Spec, inputs: Sequence[Any], named: Mapping[str, Any]
         raise TorchError(str(error)) from error
 
 
+def quantises(spec: Spec) -> bool:
+    """True if a result of the forward has 8 bits, and no gradient."""
+    return any(r.type.dtype in QUANTISED for r in spec.forward().results)
+
+
 def passing_of(spec: Spec) -> tuple[str, ...]:
     """The outputs that have a gradient: all, or of a graph that quantises those that pass one to an input.
 
     TorchError if there is none.
     """
     graph = spec.forward()
-    if all(r.type.dtype not in QUANTISED for r in graph.results):
+    if not quantises(spec):
         return spec.differentiated
-    reached = downstream([e for e in graph.eqns if e.op != "stop_gradient"], graph.tensors)
+    differentiable = spec.definition.differentiable(spec.options)
+    inputs = [p for p in graph.tensors if p.name in differentiable]
+    reached = downstream([e for e in graph.eqns if e.op != "stop_gradient"], inputs)
     reached -= {r for r in graph.results if r.type.dtype in QUANTISED}
     found = tuple(r.name for r in graph.results if r in reached and r.name in spec.differentiated)
     if not found:
         raise TorchError(
             f"an input requires grad, but no result of the graph '{spec.graph_name}' has a gradient; make the value "
-            "that is quantised a result, too, or pass the inputs detached."
+            "that is quantised a result, too (y=True of a norm), or pass the inputs detached."
         )
     return found
 

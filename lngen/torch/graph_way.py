@@ -11,7 +11,7 @@ from torch import Tensor
 from lngen.launch import direct
 from lngen.launch.array_call import ArrayCall
 from lngen.torch.bridge import side, text_of
-from lngen.torch.graph_ops import GraphOps, backward_text
+from lngen.torch.graph_ops import GraphOps, backward_text, quantises
 
 
 class OfGraph:
@@ -46,6 +46,8 @@ class Direct(direct.Direct):
 
         Of results that differ in having a gradient the dispatcher knows.
         """
-        if ops.quantises and any(t is not None and t.requires_grad for t in tensors):
-            return None
+        if any(t is not None and t.requires_grad for t in tensors):
+            given = dict(zip(self.names, tensors, strict=True))
+            if quantises(ops.side([given.get(name) for name in ops.inputs], keys).spec):
+                return None
         return self.prepared(lambda given: OfGraph(ops, keys, given), tensors, fixed, eps)

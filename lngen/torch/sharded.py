@@ -45,8 +45,8 @@ def _sharded(
             whole = [module.Replicate()] * len(rows)
             local.append(_placed(module, tensor, x, whole).to_local(grad_placements=apart))
     found = []
-    for y in ops.fwd(*local, **keys):  # all have rows; statistics and losses have no features
-        shape = x.shape[: y.dim()]
+    for y in ops.fwd(*local, **keys):  # all have rows; some have no features, or as many scales as blocks
+        shape = (*x.shape[: y.dim()][: x.dim() - 1], *y.shape[x.dim() - 1 :])
         stride = torch.empty(shape, device="meta").stride()
         found.append(module.DTensor.from_local(y, x.device_mesh, rows, run_check=False, shape=shape, stride=stride))
     return found

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lngen.compiler.spec import make_spec
 from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError
 from lngen.torch.given import CALLED, check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, composed
@@ -23,7 +25,7 @@ from lngen.torch.graph_way import Direct
 from lngen.torch.sharded import locally
 
 Shape = int | Sequence[int]
-OPTIONAL = ("gamma", "beta", "out")  # tensors that may be None
+OPTIONAL = ("gamma", "beta", "q_scale", "amax_max", "out")  # tensors that may be None
 
 LAYER = ("x", "gamma", "beta")
 LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))
@@ -55,7 +57,7 @@ def layer_norm(
     ``input``. The result has the dtype of ``input``; under autocast on a GPU it is float32, as PyTorch's. RuntimeError
     for shapes, dtypes and devices that do not fit.
     """
-    return _norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred,))[0]
+    return norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred,))[0]
 
 
 def rms_norm(
@@ -74,7 +76,7 @@ def rms_norm(
     the rest as of ``layer_norm``.
     """
     options = zero_centred, casts
-    return _norm(RMS_NORM, normalized_shape, (input, weight, out), eps, options)[0]
+    return norm(RMS_NORM, normalized_shape, (input, weight, out), eps, options)[0]
 
 
 def add_layer_norm(
@@ -93,7 +95,7 @@ def add_layer_norm(
     ``round_sum``: the norm is of h as it is stored (``lngen help family``).
     """
     tensors, options = (input, residual, weight, bias, None), (zero_centred, round_sum)
-    y, h = _norm(ADD_LAYER_NORM, normalized_shape, tensors, eps, options)
+    y, h = norm(ADD_LAYER_NORM, normalized_shape, tensors, eps, options)
     return y, h
 
 
@@ -110,7 +112,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """``h = input + residual`` and its RMSNorm, in one kernel: ``y, h``; the rest as of ``add_layer_norm``."""
     tensors, options = (input, residual, weight, None), (zero_centred, casts, round_sum)
-    y, h = _norm(ADD_RMS_NORM, normalized_shape, tensors, eps, options)
+    y, h = norm(ADD_RMS_NORM, normalized_shape, tensors, eps, options)
     return y, h
 
 
@@ -130,7 +132,7 @@ def gated_layer_norm(
     ``act``: silu, sigmoid, gelu (erf) or gelu_tanh.
     """
     tensors, options = (input, gate, weight, bias, None), (act, gate_first)
-    return _norm(GATED_LAYER_NORM, normalized_shape, tensors, eps, options)[0]
+    return norm(GATED_LAYER_NORM, normalized_shape, tensors, eps, options)[0]
 
 
 def gated_rms_norm(
@@ -145,7 +147,7 @@ def gated_rms_norm(
 ) -> Tensor:
     """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
     tensors, options = (input, gate, weight, None), (act, gate_first)
-    return _norm(GATED_RMS_NORM, normalized_shape, tensors, eps, options)[0]
+    return norm(GATED_RMS_NORM, normalized_shape, tensors, eps, options)[0]
 
 
 def layer_norm_act(
@@ -158,7 +160,7 @@ def layer_norm_act(
     act: str = "silu",
 ) -> Tensor:
     """``act(layer_norm(input))``; ``act``: silu, gelu (erf), gelu_tanh, relu or sigmoid."""
-    return _norm(LAYER_NORM_ACT, normalized_shape, (input, weight, bias, None), eps, (act,))[0]
+    return norm(LAYER_NORM_ACT, normalized_shape, (input, weight, bias, None), eps, (act,))[0]
 
 
 def rms_norm_act(
@@ -170,27 +172,27 @@ def rms_norm_act(
     act: str = "silu",
 ) -> Tensor:
     """``act(rms_norm(input))``; ``act`` as of ``layer_norm_act``."""
-    return _norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), eps, (act,))[0]
+    return norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), eps, (act,))[0]
 
 
 def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """``tanh(alpha * input) * weight + bias`` over the last dimension (dynamic tanh); ``alpha`` has one element."""
     number = alpha.reshape(()) if isinstance(alpha, Tensor) else alpha
-    return _norm(DYT, None, (input, number, weight, bias, None), None, ())[0]
+    return norm(DYT, None, (input, number, weight, bias, None), None, ())[0]
 
 
 def l2_norm(input: Tensor, dim: int = -1, eps: float = 1e-12) -> Tensor:
     """``input / max(norm, eps)``, as torch.nn.functional.normalize, which takes over for any dimension but the last."""
     if not _last(input, dim):
         return F.normalize(input, 2.0, dim, eps)
-    return _norm(L2_NORM, None, (input, None), eps, ("max",))[0]
+    return norm(L2_NORM, None, (input, None), eps, ("max",))[0]
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
     """As torch.nn.functional.softmax, which takes over for another dimension than the last, a ``dtype`` and float64."""
     if not _softmaxes(input, dim, dtype):
         return F.softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm(SOFTMAX, None, (input, None), None, ())[0]
+    return norm(SOFTMAX, None, (input, None), None, ())[0]
 
 
 def log_softmax(
@@ -199,18 +201,18 @@ def log_softmax(
     """As torch.nn.functional.log_softmax, which takes over as in ``softmax``."""
     if not _softmaxes(input, dim, dtype):
         return F.log_softmax(input, dim, _stacklevel + 1, dtype)
-    return _norm(LOG_SOFTMAX, None, (input, None), None, ())[0]
+    return norm(LOG_SOFTMAX, None, (input, None), None, ())[0]
 
 
 # ---- the way of all of them ----
 
 
-def _norm(
+def norm(
     direct: Direct,
     shape: Shape | None,
     tensors: Sequence[Tensor | None],
     eps: float | None,
-    options: tuple[bool | str, ...],
+    options: tuple[bool | str | float, ...],
 ) -> Sequence[Tensor]:
     """The outputs for tensors, the last of which is ``out``, whose last dimensions are ``shape``, by default one."""
     if type(shape) is list:
@@ -233,27 +235,42 @@ def _norm(
         eps = _default_eps(graph, x)
     if other := fitted(ops, given, len(dims)):
         found, restored = other
-        results = _norm(direct, dims, [*(found.get(name) for name in direct.names[:-1]), None], eps, options)
+        results = norm(direct, dims, [*(found.get(name) for name in direct.names[:-1]), None], eps, options)
         return [y if out is None else _copied(y, out) for y in map(restored, results)]
     if len(dims) > 1:
         flat = [t.flatten(-len(dims)) if t is not None and t.dim() >= len(dims) else t for t in tensors[:-1]]
-        results = [y.reshape(x.shape) for y in _norm(direct, math.prod(dims), [*flat, None], eps, options)]
+        rows = x.flatten(-len(dims)).shape
+        of_rows = norm(direct, math.prod(dims), [*flat, None], eps, options)
+        results = [y.reshape(x.shape) if y.shape == rows else y for y in of_rows]  # scales have no features
         return results if out is None else [_copied(results[0], out)]
     keys = keys_of(direct, options)
     if eager:
         results = direct.prepare(ops, tensors, fixed, keys, eps or 0.0)
         if results is not None:
             return results
-    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64:
+    outputs = outputs_of(graph, keys)
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64 and outputs[0] != "q":
         keys = f"{keys},out=f32" if keys else "out=f32"
-    results = dispatched(ops, given, keys, eps)[: len(ops.outputs)]
+    results = dispatched(ops, given, keys, eps, outputs)
     return results if out is None else [_copied(results[0], out)]
 
 
-def keys_of(direct: Direct, options: Sequence[bool | str]) -> str:
+def keys_of(direct: Direct, options: Sequence[bool | str | float]) -> str:
     """The keys of the operator for the options of a function."""
     chosen, defaults = zip(direct.options, options, strict=True), OPS[direct.graph].defaults
     return ",".join([f"{name}={word(v)}" for name, v in chosen if v != defaults[name]])
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def outputs_of(graph: str, keys: str) -> tuple[str, ...]:
+    """The names of the outputs of a graph under the keys of its operator: a constant where Dynamo traces."""
+    return _outputs_of(graph, keys)
+
+
+@cache
+def _outputs_of(graph: str, keys: str) -> tuple[str, ...]:
+    options = dict(part.split("=") for part in keys.split(",") if part)
+    return make_spec(OPS[graph].definition, "fwd", {"d": 1, **options}).differentiated
 
 
 def _default_eps(graph: str, x: Tensor) -> float:
@@ -282,13 +299,15 @@ def _check_out(out: Tensor | None, tensors: Mapping[str, Tensor]) -> None:
         )
 
 
-def dispatched(ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: float | None) -> Sequence[Tensor]:
-    """The outputs, perhaps with statistics behind them, by the registered operator or composed of PyTorch's own."""
+def dispatched(
+    ops: GraphOps, tensors: Mapping[str, Tensor], keys: str, eps: float | None, outputs: Sequence[str]
+) -> Sequence[Tensor]:
+    """The outputs, by the registered operator or composed of PyTorch's own."""
     given = [tensors.get(name) for name in ops.inputs]
     if not torch.compiler.is_compiling() and transformed():
-        return composed(ops.side(given, keys).spec, tensors, ops.outputs, eps or 0.0)
+        return composed(ops.side(given, keys).spec, tensors, outputs, eps or 0.0)
     numbers: dict[str, Any] = {} if eps is None else {"eps": eps}
-    return locally(ops, given, keys=keys, **numbers)
+    return locally(ops, given, keys=keys, **numbers)[: len(outputs)]
 
 
 def transformed() -> bool:
@@ -298,7 +317,7 @@ def transformed() -> bool:
 
 def word(value: bool | str | float) -> str:
     """The value of an option as a spec has it."""
-    return repr(value) if isinstance(value, float) else value if isinstance(value, str) else "yes" if value else "no"
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _softmaxes(x: Tensor, dim: int | None, dtype: torch.dtype | None) -> bool:

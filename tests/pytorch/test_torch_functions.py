@@ -20,7 +20,7 @@ def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool
     shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(WEIGHTS, (D,)), "alpha": (), "rowscale": (2, 3)}
     found: list[torch.Tensor | None] = []
     for name in ops.inputs:
-        if name in ops.optional and ops.defaults[name] is False and not every:
+        if name in ops.numbers or (name in ops.optional and ops.defaults[name] is False and not every):
             found.append(None)
         else:
             found.append(torch.randn(shapes.get(name, (2, 3, D)), dtype=dtype).requires_grad_(name != "target"))
