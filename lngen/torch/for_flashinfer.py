@@ -5,21 +5,20 @@
 
 FlashInfer gives a solution the tensors of a call but not its epsilon, which in its definitions is 1e-6: ``eps`` has to
 be the model's. The kernels round where those definitions do: once, and the norm is of the sum before it is rounded.
+``rmsnorm_quant`` and ``fused_add_rmsnorm_quant`` are functions in the place of FlashInfer's (``lngen help quantised``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lngen.errors import ArrayError
-from lngen.torch.bridge import run
-from lngen.torch.graph_ops import OPS
-from lngen.torch.torch_functions import add_rms_norm, layer_norm, rms_norm
+from lngen.torch.peer_specs import quantise, results_in
+from lngen.torch.torch_functions import layer_norm, rms_norm
 
 
 def enable(*hidden_sizes: int, eps: float = 1e-6) -> int:
@@ -55,16 +54,43 @@ def _layernorm(hidden_states: Tensor, weight: Tensor, bias: Tensor, *, eps: floa
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _fused_add_rmsnorm(hidden_states: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+def _fused_add_rmsnorm(hidden_states: Tensor, residual: Tensor, weight: Tensor, *, eps: float) -> Sequence[Tensor]:
     """The norm and the sum, in the places of the inputs where the kernels can; else new, and FlashInfer copies them."""
     given = {"x": hidden_states, "residual": residual, "gamma": weight}
-    as_they_lie = hidden_states.dim() == 2 and not any(t.is_neg() for t in given.values())
-    if as_they_lie and not torch.compiler.is_compiling():
-        ops = OPS["add_rmsnorm"]
-        one = ops.side([given.get(name) for name in ops.inputs], "round_sum=no,save=none")
-        try:
-            run(one, [given[name] for name in one.names], eps, (hidden_states, residual))
-            return hidden_states, residual
-        except ArrayError:  # a kernel for long rows reads them again, or the rows lie otherwise
-            pass
-    return add_rms_norm(hidden_states, residual, hidden_states.shape[-1:], weight, eps, round_sum=False)
+    return tuple(results_in("add_rmsnorm", "round_sum=no", given, eps, (hidden_states, residual)))
+
+
+# ---- FlashInfer's own signatures: a solution is not told the dtype of a quantised result ----
+
+
+def rmsnorm_quant(
+    out: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    scale: float | Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """FlashInfer's ``rmsnorm_quant``: ``out`` is e4m3 or e5m2, and ``scale`` what it is multiplied by to get values.
+
+    lngen decides itself how launches overlap, whatever ``enable_pdl``.
+    """
+    quantise("rmsnorm_quant", {"x": input, "gamma": weight, "q_scale": _number(scale, input)}, eps, [out])
+
+
+def fused_add_rmsnorm_quant(
+    out: Tensor,
+    input: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    scale: float | Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    """FlashInfer's ``fused_add_rmsnorm_quant``: the same of the sum, which is written to ``residual``."""
+    given = {"x": input, "residual": residual, "gamma": weight, "q_scale": _number(scale, input)}
+    quantise("fused_add_rmsnorm_quant", given, eps, [out, residual])
+
+
+def _number(scale: float | Tensor, like: Tensor) -> Tensor:
+    return torch.as_tensor(scale, dtype=torch.float32, device=like.device).reshape(())

@@ -2,7 +2,8 @@
 
     vllm serve MODEL --ir-op-priority.rms_norm=lngen --ir-op-priority.fused_add_rms_norm=lngen
 
-The kernels round where vLLM's own definitions do: ``casts=t5``, and ``round_sum=no`` for the norm of a sum.
+The kernels round where vLLM's own definitions do: ``casts=t5``, and ``round_sum=no`` for the norm of a sum. Below are
+the operators that quantise, as functions; vLLM has no providers of these (``lngen help quantised``).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from lngen.torch.peer_specs import quantise
 from lngen.torch.torch_functions import add_rms_norm
 from lngen.torch.torch_functions import rms_norm as norm_of
 
@@ -77,3 +79,54 @@ def fused_add_rms_norm_fits(
     """As ``rms_norm_fits``, for ``fused_add_rms_norm``."""
     same = x_residual.dtype == x.dtype and x_residual.shape == x.shape
     return same and rms_norm_fits(x, weight, epsilon, variance_size)
+
+
+# ---- vLLM's operators that quantise, by their names and parameters (torch.ops._C) ----
+
+
+def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> None:
+    """The quantised norm, with one scale that is given, in ``result``."""
+    given = {"x": input, "gamma": weight, "q_scale": scale.reshape(())}
+    quantise("rms_norm_static_fp8_quant", given, epsilon, [result])
+
+
+def fused_add_rms_norm_static_fp8_quant(
+    result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
+) -> None:
+    """The same of the sum, which is written to ``residual``."""
+    given = {"x": input, "residual": residual, "gamma": weight, "q_scale": scale.reshape(())}
+    quantise("fused_add_rms_norm_static_fp8_quant", given, epsilon, [result, residual])
+
+
+def rms_norm_dynamic_per_token_quant(
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+) -> None:
+    """The quantised norm, of a sum if there is a ``residual``; ``scale``, [M, 1], gets a scale for each row."""
+    given = {"x": input, "residual": residual, "gamma": weight, "amax_max": _number(scale_ub)}
+    quantise("rms_norm_dynamic_per_token_quant", given, epsilon, [result, scale.flatten(), residual])
+
+
+def rms_norm_per_block_quant(
+    result: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    epsilon: float,
+    scale_ub: Tensor | None = None,
+    residual: Tensor | None = None,
+    group_size: int = 128,
+    is_scale_transposed: bool = False,
+) -> None:
+    """The same with a scale for each ``group_size`` features, in ``scale``, [M, D / group_size], of any strides."""
+    given = {"x": input, "residual": residual, "gamma": weight, "amax_max": _number(scale_ub)}
+    quantise("rms_norm_per_block_quant", given, epsilon, [result, scale, residual], group_size)
+
+
+def _number(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(())

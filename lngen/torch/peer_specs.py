@@ -1,0 +1,71 @@
+"""Operators of vLLM and FlashInfer that quantise the result of a norm, as specs of lngen (``lngen help quantised``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lngen.dtypes import QUANTISED
+from lngen.errors import ArrayError
+from lngen.torch.bridge import FROM_TORCH, TorchMissing, run, shown
+from lngen.torch.graph_ops import OPS
+from lngen.torch.torch_functions import dispatched, outputs_of
+
+TWO_ROUNDINGS = "casts=llama,quantised=y"  # vLLM multiplies by the weight in its dtype
+
+# The graph of each operator and its keys, besides dtypes and block_size. One that takes a residual or not is written
+# without: with a residual it is add_rmsnorm with round_sum=no.
+SPECS: Mapping[str, str] = {
+    "rmsnorm_quant": "rmsnorm:scales=tensor,apply=mul",
+    "fused_add_rmsnorm_quant": "add_rmsnorm:round_sum=no,scales=tensor,apply=mul",
+    "rms_norm_static_fp8_quant": f"rmsnorm:{TWO_ROUNDINGS},scales=tensor,apply=mul",
+    "fused_add_rms_norm_static_fp8_quant": f"add_rmsnorm:{TWO_ROUNDINGS},scales=tensor,apply=mul",
+    "rms_norm_dynamic_per_token_quant": f"rmsnorm:{TWO_ROUNDINGS},scale_min=4.359654e-06",
+    "rms_norm_dynamic_per_token_quant, int8": f"rmsnorm:{TWO_ROUNDINGS},apply=mul,scale_min=1.1920929e-07",
+    "rms_norm_per_block_quant": f"rmsnorm:{TWO_ROUNDINGS},scales=block,scale_min=4.359654e-06",
+    "rms_norm_per_block_quant, int8": f"rmsnorm:{TWO_ROUNDINGS},scales=block,apply=mul,scale_min=1.1920929e-07",
+}
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def quantise(
+    operator: str, given: Mapping[str, Tensor | None], eps: float, out: Sequence[Tensor | None], block: int = 128
+) -> None:
+    """Write what an operator writes: q, its scales if they are computed, and the sum. Rows may have any dimensions.
+
+    TorchMissing for a dtype of q that the operator has not.
+    """
+    result, *others = [t.view(-1, t.shape[-1]) if t.dim() > 2 else t for t in out if t is not None]
+    graph, _, keys = SPECS.get(f"{operator}, int8" if result.dtype == torch.int8 else operator, "").partition(":")
+    quant = FROM_TORCH.get(result.dtype)
+    if not graph or quant not in QUANTISED:
+        raise TorchMissing(
+            f"\"{operator}\" not implemented for '{shown(result.dtype)}'; pass a result of float8_e4m3fn."
+        )
+    tensors = {name: t.reshape(-1, t.shape[-1]) if t.dim() > 2 else t for name, t in given.items() if t is not None}
+    if graph == "rmsnorm" and "residual" in tensors:
+        graph, keys = "add_rmsnorm", f"round_sum=no,{keys}"
+    keys += f",quant={quant}" + f",block_size={block}" * ("scales=block" in keys)
+    places = (result, *others)
+    found = results_in(graph, keys, tensors, eps, places)
+    if found is not places:
+        for place, t in zip(places, found, strict=True):
+            place.copy_(t)
+
+
+def results_in(
+    graph: str, keys: str, given: Mapping[str, Tensor], eps: float, out: Sequence[Tensor]
+) -> Sequence[Tensor]:
+    """The outputs of a graph: ``out`` if its kernels can write there, else new tensors."""
+    ops = OPS[graph]
+    eager = not torch.compiler.is_compiling()
+    if eager and given["x"].dim() == 2 and not any(t.is_neg() for t in given.values()):
+        one = ops.side([given.get(name) for name in ops.inputs], f"{keys},save=none")
+        try:
+            run(one, [given[name] for name in one.names], eps, out)
+            return out
+        except ArrayError:  # a kernel for long rows reads them again, or the rows lie otherwise
+            pass
+    return dispatched(ops, given, keys, eps, outputs_of(graph, keys))
