@@ -75,7 +75,7 @@ def rmsnorm_quant(
 
     lngen decides itself how launches overlap, whatever ``enable_pdl``.
     """
-    quantise("rmsnorm_quant", {"x": input, "gamma": weight, "q_scale": _number(scale, input)}, eps, [out])
+    quantise("rmsnorm_quant", eps, [out], x=input, gamma=weight, q_scale=scale)
 
 
 def fused_add_rmsnorm_quant(
@@ -88,9 +88,4 @@ def fused_add_rmsnorm_quant(
     enable_pdl: bool | None = None,
 ) -> None:
     """FlashInfer's ``fused_add_rmsnorm_quant``: the same of the sum, which is written to ``residual``."""
-    given = {"x": input, "residual": residual, "gamma": weight, "q_scale": _number(scale, input)}
-    quantise("fused_add_rmsnorm_quant", given, eps, [out, residual])
-
-
-def _number(scale: float | Tensor, like: Tensor) -> Tensor:
-    return torch.as_tensor(scale, dtype=torch.float32, device=like.device).reshape(())
+    quantise("fused_add_rmsnorm_quant", eps, [out, residual], x=input, residual=residual, gamma=weight, q_scale=scale)

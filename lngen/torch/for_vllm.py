@@ -86,16 +86,15 @@ def fused_add_rms_norm_fits(
 
 def rms_norm_static_fp8_quant(result: Tensor, input: Tensor, weight: Tensor, scale: Tensor, epsilon: float) -> None:
     """The quantised norm, with one scale that is given, in ``result``."""
-    given = {"x": input, "gamma": weight, "q_scale": scale.reshape(())}
-    quantise("rms_norm_static_fp8_quant", given, epsilon, [result])
+    quantise("rms_norm_static_fp8_quant", epsilon, [result], x=input, gamma=weight, q_scale=scale)
 
 
 def fused_add_rms_norm_static_fp8_quant(
     result: Tensor, input: Tensor, residual: Tensor, weight: Tensor, scale: Tensor, epsilon: float
 ) -> None:
     """The same of the sum, which is written to ``residual``."""
-    given = {"x": input, "residual": residual, "gamma": weight, "q_scale": scale.reshape(())}
-    quantise("fused_add_rms_norm_static_fp8_quant", given, epsilon, [result, residual])
+    inputs = {"x": input, "residual": residual, "gamma": weight, "q_scale": scale}
+    quantise("fused_add_rms_norm_static_fp8_quant", epsilon, [result, residual], **inputs)
 
 
 def rms_norm_dynamic_per_token_quant(
@@ -108,8 +107,8 @@ def rms_norm_dynamic_per_token_quant(
     residual: Tensor | None = None,
 ) -> None:
     """The quantised norm, of a sum if there is a ``residual``; ``scale``, [M, 1], gets a scale for each row."""
-    given = {"x": input, "residual": residual, "gamma": weight, "amax_max": _number(scale_ub)}
-    quantise("rms_norm_dynamic_per_token_quant", given, epsilon, [result, scale.flatten(), residual])
+    inputs = {"x": input, "residual": residual, "gamma": weight, "amax_max": scale_ub}
+    quantise("rms_norm_dynamic_per_token_quant", epsilon, [result, scale.flatten(), residual], **inputs)
 
 
 def rms_norm_per_block_quant(
@@ -124,9 +123,5 @@ def rms_norm_per_block_quant(
     is_scale_transposed: bool = False,
 ) -> None:
     """The same with a scale for each ``group_size`` features, in ``scale``, [M, D / group_size], of any strides."""
-    given = {"x": input, "residual": residual, "gamma": weight, "amax_max": _number(scale_ub)}
-    quantise("rms_norm_per_block_quant", given, epsilon, [result, scale, residual], group_size)
-
-
-def _number(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.reshape(())
+    inputs = {"x": input, "residual": residual, "gamma": weight, "amax_max": scale_ub}
+    quantise("rms_norm_per_block_quant", epsilon, [result, scale, residual], block=group_size, **inputs)

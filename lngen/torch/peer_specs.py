@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,29 +31,31 @@ SPECS: Mapping[str, str] = {
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def quantise(
-    operator: str, given: Mapping[str, Tensor | None], eps: float, out: Sequence[Tensor | None], block: int = 128
-) -> None:
+def quantise(operator: str, eps: float, out: Sequence[Tensor | None], *, block: int = 128, **inputs: Any) -> None:
     """Write what an operator writes: q, its scales if they are computed, and the sum. Rows may have any dimensions.
 
-    TorchMissing for a dtype of q that the operator has not.
+    ``inputs``: those of the graph by name. TorchMissing for a dtype of q that the operator has not.
     """
-    result, *others = [t.view(-1, t.shape[-1]) if t.dim() > 2 else t for t in out if t is not None]
-    graph, _, keys = SPECS.get(f"{operator}, int8" if result.dtype == torch.int8 else operator, "").partition(":")
-    quant = FROM_TORCH.get(result.dtype)
-    if not graph or quant not in QUANTISED:
-        raise TorchMissing(
-            f"\"{operator}\" not implemented for '{shown(result.dtype)}'; pass a result of float8_e4m3fn."
-        )
-    tensors = {name: t.reshape(-1, t.shape[-1]) if t.dim() > 2 else t for name, t in given.items() if t is not None}
-    if graph == "rmsnorm" and "residual" in tensors:
+    places = [t.view(-1, t.shape[-1]) if t.dim() > 2 else t for t in out if t is not None]
+    dtype, int8 = places[0].dtype, ", int8" * (places[0].dtype == torch.int8)
+    graph, _, keys = SPECS.get(operator + int8, "").partition(":")
+    if not graph or FROM_TORCH.get(dtype) not in QUANTISED:
+        raise TorchMissing(f"\"{operator}\" not implemented for '{shown(dtype)}'; pass a result of float8_e4m3fn.")
+    given = {name: _shaped(name, t, places[0]) for name, t in inputs.items() if t is not None}
+    if graph == "rmsnorm" and "residual" in given:
         graph, keys = "add_rmsnorm", f"round_sum=no,{keys}"
-    keys += f",quant={quant}" + f",block_size={block}" * ("scales=block" in keys)
-    places = (result, *others)
-    found = results_in(graph, keys, tensors, eps, places)
+    keys += f",quant={FROM_TORCH[dtype]}" + f",block_size={block}" * ("scales=block" in keys)
+    found = results_in(graph, keys, given, eps, places)
     if found is not places:
         for place, t in zip(places, found, strict=True):
             place.copy_(t)
+
+
+def _shaped(name: str, value: Any, like: Tensor) -> Tensor:
+    """An input as the graph has it: one number, or rows of two dimensions."""
+    if name in ("q_scale", "amax_max"):
+        return torch.as_tensor(value, dtype=torch.float32, device=like.device).reshape(())
+    return value.reshape(-1, value.shape[-1]) if value.dim() > 2 else value
 
 
 def results_in(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -28,7 +29,7 @@ RULE = tuple(key for key in KEYS if key not in NUMBERS)
 
 
 class Keys(TypedDict, total=False):
-    """The keys of a spec, by which a norm is quantised; defaults are the spec's, and ``quant`` is e4m3."""
+    """The keys of a spec: from ``quant`` on, which is e4m3 by default, and those of the norm."""
 
     quant: str
     scales: str
@@ -43,32 +44,20 @@ class Keys(TypedDict, total=False):
     quantised: str
     y: bool
     zero_centred: bool
-
-
-class RmsKeys(Keys, total=False):
-    """The same of an RMSNorm."""
-
     casts: str
-
-
-class AddKeys(Keys, total=False):
-    """The same of a norm of a sum."""
-
     round_sum: bool
-
-
-class AddRmsKeys(RmsKeys, AddKeys, total=False):
-    """The same of an RMSNorm of a sum."""
 
 
 def _direct(graph: str, tensors: str, options: str) -> Direct:
     return Direct(graph, (*tensors.split(), *NUMBERS), (*options.split(), *RULE))
 
 
-RMS = _direct("rmsnorm", "x gamma", "zero_centred casts")
-ADD_RMS = _direct("add_rmsnorm", "x residual gamma", "zero_centred casts round_sum")
-LAYER = _direct("layernorm", "x gamma beta", "zero_centred")
-ADD_LAYER = _direct("add_layernorm", "x residual gamma beta", "zero_centred round_sum")
+WAYS = {
+    "rmsnorm": _direct("rmsnorm", "x gamma", "zero_centred casts"),
+    "add_rmsnorm": _direct("add_rmsnorm", "x residual gamma", "zero_centred casts round_sum"),
+    "layernorm": _direct("layernorm", "x gamma beta", "zero_centred"),
+    "add_layernorm": _direct("add_layernorm", "x residual gamma beta", "zero_centred round_sum"),
+}
 
 
 def rms_norm_quant(
@@ -76,7 +65,7 @@ def rms_norm_quant(
     normalized_shape: Shape,
     weight: Tensor | None = None,
     eps: float | None = None,
-    **keys: Unpack[RmsKeys],
+    **keys: Unpack[Keys],
 ) -> tuple[Tensor, ...]:
     """``q, q_scale`` of ``rms_norm``, with ``y=True`` ``q, q_scale, y``.
 
@@ -87,7 +76,7 @@ def rms_norm_quant(
     nothing. RuntimeError for tensors that do not fit, and for one that requires grad without ``y=True``; SpecError for
     keys that do not fit together.
     """
-    return _quantised(RMS, normalized_shape, (input, weight), eps, keys)
+    return _quantised("rmsnorm", normalized_shape, (input, weight), eps, keys)
 
 
 def add_rms_norm_quant(
@@ -96,13 +85,13 @@ def add_rms_norm_quant(
     normalized_shape: Shape,
     weight: Tensor | None = None,
     eps: float | None = None,
-    **keys: Unpack[AddRmsKeys],
+    **keys: Unpack[Keys],
 ) -> tuple[Tensor, ...]:
     """``q, q_scale, h`` of ``add_rms_norm``, with ``y=True`` ``q, q_scale, h, y``; the rest as ``rms_norm_quant``.
 
     Gradients come through h as well.
     """
-    return _quantised(ADD_RMS, normalized_shape, (input, residual, weight), eps, keys)
+    return _quantised("add_rmsnorm", normalized_shape, (input, residual, weight), eps, keys)
 
 
 def layer_norm_quant(
@@ -114,7 +103,7 @@ def layer_norm_quant(
     **keys: Unpack[Keys],
 ) -> tuple[Tensor, ...]:
     """``q, q_scale`` of ``layer_norm``, with ``y=True`` ``q, q_scale, y``; the rest as ``rms_norm_quant``."""
-    return _quantised(LAYER, normalized_shape, (input, weight, bias), eps, keys)
+    return _quantised("layernorm", normalized_shape, (input, weight, bias), eps, keys)
 
 
 def add_layer_norm_quant(
@@ -124,32 +113,45 @@ def add_layer_norm_quant(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-    **keys: Unpack[AddKeys],
+    **keys: Unpack[Keys],
 ) -> tuple[Tensor, ...]:
     """``q, q_scale, h`` of ``add_layer_norm``, with ``y=True`` ``q, q_scale, h, y``; as ``add_rms_norm_quant``."""
-    return _quantised(ADD_LAYER, normalized_shape, (input, residual, weight, bias), eps, keys)
+    return _quantised("add_layernorm", normalized_shape, (input, residual, weight, bias), eps, keys)
 
 
 def _quantised(
-    direct: Direct, shape: Shape, tensors: Sequence[Tensor | None], eps: float | None, keys: Keys
+    graph: str, shape: Shape, tensors: Sequence[Tensor | None], eps: float | None, keys: Keys
 ) -> tuple[Tensor, ...]:
     """The results in the order that the functions promise."""
-    said: dict[str, Any] = {"quant": "e4m3", **keys}
-    numbers = [_number(said.pop(name, None)) for name in NUMBERS]
-    if unknown := [name for name in said if name not in direct.options]:
-        near = difflib.get_close_matches(unknown[0], [*direct.options, *NUMBERS], 1) or [", ".join(direct.options)]
-        raise TorchTypeError(f"a quantised '{direct.graph}' has no key '{unknown[0]}'; take {near[0]}.")
-    if said["quant"] == "no":
-        known = ", ".join(map(str, QUANTISED))
-        raise TorchError(f"quant is expected to be one of {known}, got no; take the function without it.")
-    if (numbers[0] is not None) != (said.get("scales") == "tensor"):
+    given, bound = keys.pop("q_scale", None), keys.pop("amax_max", None)
+    options, order = _planned(graph, tuple(keys.items()))
+    if (given is None) == (order[1] is None):
         raise TorchError("q_scale is expected with scales='tensor', and only there; pass both, or neither.")
-    defaults = OPS[direct.graph].defaults
-    options = tuple([said.get(name, defaults[name]) for name in direct.options])
-    results = norm(direct, shape, (*tensors, *numbers, None), eps, options)
-    named = dict(zip(outputs_of(direct.graph, keys_of(direct, options)), results, strict=True))
-    q, scale = named.pop("q"), named.pop("q_scale", keys.get("q_scale"))
-    return (q, scale, *[named[name] for name in ("h", "y") if name in named])
+    results = norm(WAYS[graph], shape, (*tensors, _number(given), _number(bound), None), eps, options)
+    return tuple([given if n is None else results[n] for n in order])
+
+
+Planned = tuple[tuple[bool | str | float, ...], tuple[int | None, ...]]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _planned(graph: str, keys: tuple[tuple[str, Any], ...]) -> Planned:
+    """The options of a function, and the results that it returns by number, None for the argument ``q_scale``."""
+    return _plan(graph, keys)
+
+
+@cache
+def _plan(graph: str, keys: tuple[tuple[str, Any], ...]) -> Planned:
+    way, said = WAYS[graph], {**OPS[graph].defaults, "quant": "e4m3", **dict(keys)}
+    if unknown := [name for name, _ in keys if name not in way.options]:
+        near = difflib.get_close_matches(unknown[0], [*way.options, *NUMBERS], 1) or [", ".join(way.options)]
+        raise TorchTypeError(f"a quantised '{graph}' has no key '{unknown[0]}'; take {near[0]}.")
+    if said["quant"] == "no":
+        raise TorchError("quant is expected to be a dtype of 8 bits, got no; take the function without quant.")
+    options = tuple([said[name] for name in way.options])
+    names = outputs_of(graph, keys_of(way, options))
+    wanted = ["q", "q_scale", *[name for name in ("h", "y") if name in names]]
+    return options, tuple([names.index(name) if name in names else None for name in wanted])
 
 
 def _number(tensor: Tensor | None) -> Tensor | None:
@@ -165,20 +167,14 @@ def dequantise(q: Tensor, q_scale: Tensor) -> Tensor:
 
     RuntimeError for other dtypes and shapes.
     """
-    known = [TO_TORCH[dtype] for dtype in QUANTISED]
-    if q.dtype not in known or q_scale.dtype != torch.float32:
+    known, rows = [TO_TORCH[dtype] for dtype in QUANTISED], q.shape[:-1]
+    scale = q_scale.reshape(()).expand(rows) if q_scale.numel() == 1 else q_scale
+    blocks, more = scale.shape[len(rows) :].numel(), scale.dim() - len(rows)
+    fits = scale.shape[: len(rows)] == rows and more in (0, 1) and blocks and q.shape[-1] % blocks == 0
+    if q.dtype not in known or scale.dtype != torch.float32 or not fits:
         raise TorchError(
-            f"dequantise expects q of {', '.join(map(str, known))} and q_scale of torch.float32, got {q.dtype} and "
-            f"{q_scale.dtype}."
+            f"dequantise expects q of {', '.join(map(str, known))} and a float32 q_scale of one element, of shape "
+            f"{list(rows)}, or of that and a number of equal blocks of a row; got {q.dtype} {list(q.shape)} and "
+            f"{scale.dtype} {list(q_scale.shape)}."
         )
-    if q_scale.numel() == 1:
-        return q.float() * q_scale.reshape(())
-    if q_scale.shape == q.shape[:-1]:
-        return q.float() * q_scale.unsqueeze(-1)
-    blocks = q_scale.shape[-1] if q_scale.dim() else 0
-    if q_scale.shape[:-1] != q.shape[:-1] or not blocks or q.shape[-1] % blocks:
-        raise TorchError(
-            f"dequantise expects q_scale of one element, of shape {list(q.shape[:-1])}, or of that and a number of "
-            f"equal blocks of a row, for q of shape {list(q.shape)}; got {list(q_scale.shape)}."
-        )
-    return (q.float().unflatten(-1, (blocks, -1)) * q_scale.unsqueeze(-1)).flatten(-2)
+    return (q.float().unflatten(-1, (blocks, -1)) * scale.reshape(*rows, blocks, 1)).flatten(-2)

@@ -53,7 +53,9 @@ def test_each_rank_has_its_rows_and_whole_weights(monkeypatch: pytest.MonkeyPatc
     made = list[Any]()
     axes = {"x": (M, D), "gamma": (D,), "beta": (D,)}
     ops = SimpleNamespace(inputs=("x", "gamma", "beta"), lead="x", axes=axes, fwd=None)
-    ops.fwd = lambda *given, **keys: made.append((given, keys)) or (torch.zeros(2, 8), torch.zeros(2))
+    ops.fwd = lambda *given, **keys: (
+        made.append((given, keys)) or (torch.zeros(2, 8), torch.zeros(2), torch.zeros(2, 4))
+    )
     shard, whole, partial = tensor.Shard(0), tensor.Replicate(), tensor.Partial()
 
     class DTensor(Local):
@@ -67,7 +69,10 @@ def test_each_rank_has_its_rows_and_whole_weights(monkeypatch: pytest.MonkeyPatc
     assert made == [(("x", "gamma", None), {"eps": 1.0})]
     assert x.asked == ["a mesh", [shard, whole], [shard, whole]]
     assert gamma.asked == ["a mesh", [whole, whole], [partial, whole]]
-    assert found == [("a mesh", [shard, whole], (4, 8), (8, 1)), ("a mesh", [shard, whole], (4,), (1,))]
+    assert found == [
+        ("a mesh", [shard, whole], shape, stride)
+        for shape, stride in (((4, 8), (8, 1)), ((4,), (1,)), ((4, 4), (4, 1)))  # the last: scales of blocks
+    ]
     for given, message in (((torch.zeros(4, 8), gamma, None), "input is a plain tensor"),
                            ((x, torch.zeros(8), None), "replicates a weight")):  # fmt: skip
         with pytest.raises(TorchError, match=message):
