@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +16,8 @@ from lngen.errors import ArrayError, LngenError
 from lngen.launch.direct import TO_TORCH
 from lngen.launch.runtime.direction import Call
 from lngen.launch.signature import Tensor
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 FROM_TORCH = {own: dtype for dtype, own in TO_TORCH.items()}
 
@@ -40,6 +42,13 @@ def shown(dtype: torch.dtype) -> str:
     """PyTorch's word for a dtype in its errors: Float, Long."""
     word: str = torch.empty(0, dtype=dtype, device="cpu").type()
     return word.removeprefix("torch.").removesuffix("Tensor")
+
+
+def constant(function: Function) -> Function:
+    """A function of plain data, called once for the same; where Dynamo traces, its result is a constant."""
+    known = cache(function)
+    found: Function = torch.compiler.assume_constant_result(lambda *given: known(*given))
+    return found
 
 
 class Side(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from lngen.compiler.graphs.quantised import KEYS
 from lngen.dtypes import QUANTISED
 from lngen.launch.direct import TO_TORCH
-from lngen.torch.bridge import TorchError, TorchTypeError
+from lngen.torch.bridge import TorchError, TorchTypeError, constant
 from lngen.torch.graph_ops import OPS
 from lngen.torch.graph_way import Direct
 from lngen.torch.torch_functions import Shape, keys_of, norm, outputs_of
@@ -127,21 +126,17 @@ def _quantised(
     options, order = _planned(graph, tuple(keys.items()))
     if (given is None) == (order[1] is None):
         raise TorchError("q_scale is expected with scales='tensor', and only there; pass both, or neither.")
+    if not torch.is_grad_enabled():  # so that weights of a model take the direct way, which has no gradients of these
+        tensors = [t if t is None or not getattr(t, "requires_grad", False) else t.detach() for t in tensors]
     results = norm(WAYS[graph], shape, (*tensors, _number(given), _number(bound), None), eps, options)
     return tuple([given if n is None else results[n] for n in order])
 
 
-Planned = tuple[tuple[bool | str | float, ...], tuple[int | None, ...]]
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _planned(graph: str, keys: tuple[tuple[str, Any], ...]) -> Planned:
+@constant
+def _planned(
+    graph: str, keys: tuple[tuple[str, Any], ...]
+) -> tuple[tuple[bool | str | float, ...], tuple[int | None, ...]]:
     """The options of a function, and the results that it returns by number, None for the argument ``q_scale``."""
-    return _plan(graph, keys)
-
-
-@cache
-def _plan(graph: str, keys: tuple[tuple[str, Any], ...]) -> Planned:
     way, said = WAYS[graph], {**OPS[graph].defaults, "quant": "e4m3", **dict(keys)}
     if unknown := [name for name, _ in keys if name not in way.options]:
         near = difflib.get_close_matches(unknown[0], [*way.options, *NUMBERS], 1) or [", ".join(way.options)]

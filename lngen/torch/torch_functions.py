@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lngen.compiler.spec import make_spec
-from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError
+from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError, constant
 from lngen.torch.given import CALLED, check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, composed
 from lngen.torch.graph_way import Direct
@@ -261,16 +260,11 @@ def keys_of(direct: Direct, options: Sequence[bool | str | float]) -> str:
     return ",".join([f"{name}={word(v)}" for name, v in chosen if v != defaults[name]])
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant
 def outputs_of(graph: str, keys: str) -> tuple[str, ...]:
-    """The names of the outputs of a graph under the keys of its operator: a constant where Dynamo traces."""
-    return _outputs_of(graph, keys)
-
-
-@cache
-def _outputs_of(graph: str, keys: str) -> tuple[str, ...]:
+    """The names of the outputs of a graph under the keys of its operator."""
     options = dict(part.split("=") for part in keys.split(",") if part)
-    return make_spec(OPS[graph].definition, "fwd", {"d": 1, **options}).differentiated
+    return make_spec(OPS[graph].definition, "fwd", {"d": 1, **options}, f"{graph}.fwd:{keys}").differentiated
 
 
 def _default_eps(graph: str, x: Tensor) -> float:

@@ -210,15 +210,18 @@ def test_other_layouts(rule: str) -> None:
 
 def test_the_direct_way_has_the_bytes_of_the_dispatchers(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [("rmsnorm", "rows"), ("add_layernorm", "a given scale"), ("layernorm", "blocks")]
-    given = {graph: [t.detach() for t in tensors(graph, BF16)] for graph, _ in cases}
-    wanted = [called(FUNCTIONS[graph][0], given[graph], **RULES[rule]) for graph, rule in cases]
-    gpu = go_the_direct_way(monkeypatch)
-    for (graph, rule), expected in zip(cases, wanted, strict=True):
-        for _ in range(2):
-            before = len(gpu.launched)
-            found = called(FUNCTIONS[graph][0], given[graph], **RULES[rule])
-            assert alike(found, expected)
-            assert len(gpu.launched) > before
+    given = {graph: tensors(graph, BF16) for graph, _ in cases}
+    with torch.no_grad():
+        wanted = [called(FUNCTIONS[graph][0], given[graph], **RULES[rule]) for graph, rule in cases]
+        gpu = go_the_direct_way(monkeypatch)
+        for (graph, rule), expected in zip(cases, wanted, strict=True):
+            for _ in range(2):
+                before = len(gpu.launched)
+                assert alike(called(FUNCTIONS[graph][0], given[graph], **RULES[rule]), expected)
+                assert len(gpu.launched) > before
+    before = len(gpu.launched)
+    assert called(L.layer_norm_quant, given["layernorm"], **RULES["blocks"])[2].requires_grad
+    assert len(gpu.launched) == before
     forget()
 
 
@@ -244,6 +247,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "three scales": ({"scales": "tensor", "q_scale": torch.ones(3)}, r"'q_scale' is expected to have shape \[\], got"),
     "a number": ({"amax_max": 2.0}, "'amax_max' must be Tensor, not float"),
     "a wide scale": ({"scales": "tensor", "q_scale": NUMBER.double()}, "'q_scale' is Double; cast it"),
+    "another dtype": (
+        {"quant": "e4m4"},
+        "spec 'rmsnorm.fwd:quant=e4m4': there is no quant 'e4m4'.*; did you mean 'e4m3'",
+    ),
     "keys apart": ({"block_size": 64}, "block_size needs scales=block, got scales=row"),
     "blocks that do not fit": ({"scales": "block", "block_size": 128}, "multiple of 128 for B, got d=64"),
 }
