@@ -176,3 +176,35 @@ def test_another_device_than_the_current_one() -> None:
                 assert same_bits(results(norm, there), wanted)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         norm(inputs[0].detach().to("cuda:0"), inputs[1].detach().to("cuda:1"), None)
+
+
+QUANTISED: list[dict[str, Any]] = [
+    {}, {"quant": "int8", "apply": "mul"}, {"quant": "e5m2", "scales": "block", "block_size": 64, "scale_pow2": "up"},
+    {"scales": "tensor", "q_scale": torch.tensor(0.0371)}, {"amax_max": torch.tensor(2.5), "quantised": "y"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", QUANTISED, ids=str)
+def test_bytes_of_quantised_results_are_those_of_the_cpu(keys: dict[str, Any]) -> None:
+    """Direct under no_grad, by the dispatcher with gradients."""
+    x, *weights = drawn()
+    there = {name: t.cuda() if isinstance(t, torch.Tensor) else t for name, t in keys.items()}
+    wanted = L.add_layer_norm_quant(x, x, (WIDE,), *weights, y=True, **keys)
+    for enabled in (False, True, False):
+        with torch.set_grad_enabled(enabled):
+            y, *others = moved((x, *weights))
+            found = L.add_layer_norm_quant(y, y, (WIDE,), *others, y=True, **there)
+        assert all(torch.equal(a.float().cpu(), b.float()) for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_kernels_write_where_an_operator_of_vllm_does(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lngen.torch import for_vllm, peer_specs
+
+    x, weight, _ = (t.detach() for t in drawn())
+    wanted = [torch.zeros(64, WIDE, dtype=dtype), torch.zeros(64, WIDE // 128), x * 2]
+    for_vllm.rms_norm_per_block_quant(wanted[0], x, weight, wanted[1], 1e-6, None, wanted[2], 128, False)
+    found = [torch.zeros(64, WIDE, dtype=dtype).cuda(), torch.zeros(64, WIDE // 128).cuda(), (x * 2).cuda()]
+    monkeypatch.delattr(peer_specs, "dispatched")  # by which new tensors would come
+    for_vllm.rms_norm_per_block_quant(found[0], x.cuda(), weight.cuda(), found[1], 1e-6, None, found[2], 128, False)
+    assert all(torch.equal(a.float().cpu(), b.float()) for a, b in zip(found, wanted, strict=True))
