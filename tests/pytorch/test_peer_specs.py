@@ -17,7 +17,7 @@ from paths import ROOT  # noqa: E402
 EPS = 1e-5
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
 NUMPY = {E4M3: ml_dtypes.float8_e4m3fn, E5M2: ml_dtypes.float8_e5m2, INT8: np.int8}
-GROUP = 128
+GROUP, LARGEST = 128, 2.25
 CASES = [(name, False) for name in SPECS] + [(name, True) for name in SPECS if "dynamic" in name or "block" in name]
 
 
@@ -91,10 +91,38 @@ def same(found: list[Any], wanted: list[Any]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.parametrize(("name", "added"), CASES)
-def test_all_bytes_are_those_of_the_model_with_the_same_root(name: str, added: bool) -> None:
+def telling(name: str, added: bool) -> Called:
+    """A call with a row of zeros, and one whose rms is 1, so that its value is the weight: there are ties.
+
+    Those of a scale of 7 are broken by a product with 1 / 7, and half of the largest number is one of int8.
+    """
     call = Called(name, added)
-    assert same(call.ours(), call.theirs(root=call.root))
+    x, weight = call.keys["input"], call.keys["weight"]
+    call.keys["epsilon" if call.vllm else "eps"] = 1e-9
+    x[0], x[1] = 0, x[1].sign()
+    if call.added:
+        call.keys["residual"][:2] = 0
+    weight.clamp_(-1.5, 1.5)
+    weight[::GROUP], weight[1::GROUP] = LARGEST, LARGEST / 2
+    if not call.dynamic:
+        call.keys["scale"] = torch.tensor([7 / 512])
+    return call
+
+
+@pytest.mark.parametrize(("name", "added"), CASES)
+def test_all_bytes_are_those_of_the_model_with_the_same_root(
+    name: str, added: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no key can be left out."""
+    call = telling(name, added)
+    wanted = call.theirs(root=call.root)
+    assert same(call.ours(), wanted)
+    graph, _, keys = SPECS[name].partition(":")
+    for left_out in keys.split(","):
+        if not left_out.startswith("scales"):
+            fewer = ",".join(key for key in keys.split(",") if key != left_out)
+            monkeypatch.setitem(SPECS, name, f"{graph}:{fewer}")  # type: ignore[arg-type]
+            assert not same(call.ours(), wanted), left_out
 
 
 @pytest.mark.parametrize("name", ["rmsnorm_quant", "fused_add_rmsnorm_quant"])
