@@ -12,6 +12,7 @@ from lngen.dtypes import QUANTISED
 from lngen.errors import ArrayError
 from lngen.torch.bridge import FROM_TORCH, TorchMissing, run, shown
 from lngen.torch.graph_ops import OPS
+from lngen.torch.quantised_norms import NUMBERS
 from lngen.torch.torch_functions import dispatched, outputs_of
 
 TWO_ROUNDINGS = "casts=llama,quantised=y"  # vLLM multiplies by the weight in its dtype
@@ -53,7 +54,7 @@ def quantise(operator: str, eps: float, out: Sequence[Tensor | None], *, block: 
 
 def _shaped(name: str, value: Any, like: Tensor) -> Tensor:
     """An input as the graph has it: one number, or rows of two dimensions."""
-    if name in ("q_scale", "amax_max"):
+    if name in NUMBERS:
         return torch.as_tensor(value, dtype=torch.float32, device=like.device).reshape(())
     return value.reshape(-1, value.shape[-1]) if value.dim() > 2 else value
 

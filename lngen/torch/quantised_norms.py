@@ -1,9 +1,11 @@
 """Norms whose result is quantised, for a GEMM of 8 bits (``lngen help quantised``), and the way back.
 
-q, q_scale = rms_norm_quant(x, (d,), weight, eps)                  a scale for each row
-q, q_scale, h = add_rms_norm_quant(x, residual, (d,), weight, eps, scales="block")
-q, q_scale, y = rms_norm_quant(x, (d,), weight, eps, y=True)       gradients come through y
-q, _ = rms_norm_quant(x, (d,), weight, eps, scales="tensor", q_scale=scale)
+    q, q_scale = rms_norm_quant(x, (d,), weight, eps)  # a scale for each row
+    q, q_scale, h = add_rms_norm_quant(x, residual, (d,), weight, eps, scales="block")
+    q, q_scale, y = rms_norm_quant(x, (d,), weight, eps, y=True)  # gradients come through y
+    q, _ = rms_norm_quant(x, (d,), weight, eps, scales="tensor", q_scale=scale)
+
+They go the way of all functions (``torch_functions``). Keyword arguments are the keys of a spec.
 """
 
 from __future__ import annotations
