@@ -297,3 +297,21 @@ def test_dequantised_numbers_are_the_values_within_half_a_step(rule: str) -> Non
 def test_what_does_not_fit_is_not_dequantised(shape: Any, dtype: Any, scale: Any, of: Any) -> None:
     with pytest.raises(LngenError, match="dequantise expects q"):
         L.dequantise(torch.zeros(shape, dtype=dtype), torch.ones(scale, dtype=of))
+
+
+@pytest.mark.parametrize("keys", [{"scales": "tensor"}, {"amax_max": True}], ids=str)
+def test_a_function_of_a_named_graph_takes_the_number_as_an_input(keys: dict[str, Any]) -> None:
+    """In its place behind the weight; under vmap it has the results of its keys, too."""
+    x, gamma = (t.detach() for t in tensors("rmsnorm"))
+    function = L.function("rmsnorm", quant="e4m3", **keys)
+    given = {"scales": "tensor", "q_scale": NUMBER} if "scales" in keys else {"amax_max": NUMBER}
+    wanted = L.rms_norm_quant(x, (D,), gamma, 1e-5, **given)
+    found = function(x, gamma, NUMBER[0], eps=1e-5)
+    results = found if isinstance(found, tuple) else (found,)
+    assert alike(results, wanted[: len(results)])
+    each = torch.func.vmap(lambda row: _first(function(row, gamma, NUMBER[0], eps=1e-5)).float())(x)
+    torch.testing.assert_close(each, wanted[0].float(), rtol=0.13, atol=1e-6)
+
+
+def _first(found: Any) -> Any:
+    return found[0] if isinstance(found, tuple) else found
