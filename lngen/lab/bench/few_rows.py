@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lngen.compiler.ir import WIDE, DType
+from lngen.dtypes import QUANTISED
 from lngen.errors import LngenError
 from lngen.lab.bench import timing
 from lngen.lab.bench.argument_sets import Case, Prepared
@@ -67,6 +68,8 @@ def between_gemms(case: Case) -> Around:
     x = next((v for v in case.graph.tensors if v.type.axes == WIDE), None)
     if x is None or main.type.axes != WIDE:
         raise LngenError(f"a call between GEMMs is expected to read and write an [M, D] array, which {case.spec} lacks")
+    if main.type.dtype in QUANTISED:
+        raise LngenError(f"a call between GEMMs is expected to write floats of 16 bits or more, got {main.type}")
     first = (gpu.normal((case.rows, WIDTH), x.type.dtype, 0.0, 0), gpu.normal((d, WIDTH), x.type.dtype, 0.0, 1))
     second = (gpu.empty((case.rows, WIDTH), main.type.dtype), gpu.normal((WIDTH, d), main.type.dtype, 0.0, 2))
     held = [(*(a.clone() for a in first), *(a.clone() for a in second)) for _ in case.sets]
