@@ -78,9 +78,14 @@ def once(meaning: Callable[..., Real]) -> Meaning:
     return lambda args, eqn, at: rounded(meaning(*args), at.held(eqn))
 
 
-def of_bits(meaning: Callable[[Array], Array]) -> Meaning:
+def of_bits(meaning: Callable[..., Array]) -> Meaning:
     """An op on the bits of f32: that of the numbers rounded to f32, with no bound."""
-    return exact(lambda a: Real(meaning(a.value.astype(np.float32)).astype(np.float64), np.full_like(a.value, np.inf)))
+
+    def found(*args: Real) -> Real:
+        value = meaning(*(a.value.astype(np.float32) for a in args)).astype(np.float64)
+        return Real(value, np.full_like(value, np.inf))
+
+    return exact(found)
 
 
 def known(value: Array) -> Real:
@@ -89,8 +94,9 @@ def known(value: Array) -> Real:
 
 
 def number(value: float, eqn: Eqn, at: Setting) -> Real:
-    """A number of no axes, rounded to the dtype of its equation."""
-    return rounded(known(np.full((1, 1), value, np.float64)), at.held(eqn))
+    """A number of no axes, rounded to the dtype of its equation; an infinite one is exact."""
+    found = known(np.full((1, 1), value, np.float64))
+    return found if math.isinf(value) else rounded(found, at.held(eqn))
 
 
 @exact
