@@ -10,7 +10,8 @@ from lngen.lab.bench.records import Record, geometric_mean
 from lngen.lab.bench.store import Saved, read_json
 from paths import ROOT
 
-README, RESULTS = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "lngen/docs/results.md"))
+PAGES = ("README.md", "lngen/docs/results.md", "lngen/docs/quantised.md")
+README, RESULTS, QUANTISED = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
 NORMS, OTHERS, FAMILY, FEW = "h100-norms", "h100-norms-f16-f32", "h100-family", "h100-few-rows"
 SHOWN = {"torch": "torch", "compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
 GRAPHS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
@@ -90,6 +91,21 @@ def few(graph: str, *ways: str, ahead: bool = False) -> list[str]:
     return [mean(one, ahead=ahead) for one in found]
 
 
+SHAPES = ((16384, 4096), (8192, 7168), (4096, 4096))
+
+
+def quantised(graph: str) -> list[str]:
+    """Times the ceiling, and times the best peer where there is one."""
+    name = "h100-dx" if "dx_quant" in graph else "h100-quantised"
+    found = [records(name, graph=graph, rows=m, d=d, provider="lngen")[0] for m, d in SHAPES]
+    return [f"{r.fraction:.2f}{f'; {told(r)}' if r.best_peer else ''}" for r in found]
+
+
+def few_quantised(graph: str, d: str) -> list[str]:
+    wanted = {"graph": graph, "d": int(d), "kind": "in turn", "provider": "lngen"}
+    return [f"{records('h100-quantised-few-rows', **wanted, rows=m)[0].us_median:.2f}" for m in (1, 16, 64, 128, 256)]
+
+
 WAYS = [f"{kind}, {name}" for kind in ("in turn", "between GEMMs") for name in ("lngen", "lngen-overlapped")]
 
 # Of each table: the page, how its head begins, its rows, and what stands behind the first cells of a row.
@@ -102,6 +118,8 @@ TABLES: dict[str, tuple[str, str, int, Callable[..., list[str]]]] = {
     "family": (RESULTS, "graph | forward", 17, of_family),
     "few rows": (README, "graph | in turn", 3, lambda graph: few(graph, WAYS[0], *WAYS[2:])),
     "all of few rows": (RESULTS, "graph | in turn", 3, lambda graph: few(graph, *WAYS, ahead=True)),
+    "quantised": (QUANTISED, "graph and keys | 16384", 11, quantised),
+    "few quantised rows": (QUANTISED, "graph and keys, rows | D", 10, few_quantised),
     "host times": (RESULTS, "call | LayerNorm", len(CALLS), lambda call: [
         f"{h.us_median:.1f}" for h in saved(NORMS).host if (h.call, h.arrays) == CALLS[call]
     ]),

@@ -203,12 +203,15 @@ def expected(case: Case, index: int = 0) -> Tensors:
     results, inputs = case.graph.results, case.sets[index]
     want = {v.name: case.gpu.empty(v.type.shape(case.rows, case.spec.d), DType.F64) for v in results}
     sums = [v.name for v in results if M not in v.type.axes]
+    columns = [v.name for v in results if v.type.by_columns]
     for name in sums:
         want[name].zero_()
     for rows in parts(case.spec, case.rows):
         for name, values in wide_results(case.spec, inputs, rows).items():
             if name in sums:
                 want[name] += values.reshape(want[name].shape)
+            elif name in columns:  # of all rows: ``parts`` makes one part then
+                want[name][...] = values
             elif name in want:
                 want[name][rows] = values.reshape(want[name][rows].shape)
     for name in (f"d{n}" for n in case.spec.accumulate):

@@ -232,8 +232,9 @@ __device__ __forceinline__ void store_block_by_columns(T* p, long long row, long
     if (!Row::holds(v, 0) || column % FEATURES != 0) return;
     T* numbers = p + column / FEATURES * padded;
     numbers[row] = number;
-    if (row == rows - 1) {
-        for (long long i = rows; i < padded; ++i) numbers[i] = T(0);
+    #pragma unroll
+    for (int i = 1; i < 4; ++i) {
+        if (row == rows - 1 && row + i < padded) numbers[row + i] = T(0);
     }
 }
 

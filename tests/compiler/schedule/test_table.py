@@ -53,6 +53,21 @@ def test_a_gpu_takes_its_own_table_first(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [first(h100, size) for size in (16, 8, 32)] == [32, 256, None], "what the own table lacks, another may have"
 
 
+def test_rows_with_blocks_of_features_have_two_vectors_a_thread() -> None:
+    """Where few rows wait for each fold in turn; with a scale for the row they have the threads of a norm."""
+    text = "rmsnorm.fwd:d={},dtype=bf16,quant=e4m3,scales={}"
+    threads = {
+        (d, scales): next(measured(problem_of(text.format(d, scales)), 16, named("h100"))).threads
+        for d in (2048, 4096, 7168)
+        for scales in ("row", "block")
+    }
+    plain = {
+        d: next(measured(problem_of(f"rmsnorm.fwd:d={d},dtype=bf16"), 16, named("h100"))).threads for d in (4096, 7168)
+    }
+    assert [threads[d, "block"] for d in (2048, 4096, 7168)] == [128, 256, 512]
+    assert {d: threads[d, "row"] for d in plain} == plain
+
+
 def test_an_entry_takes_the_grid_of_the_gpu_it_runs_on() -> None:
     p = problem_of("layernorm.fwd:d=12288,dtype=bf16")
     half = replace(H200, multiprocessors=66, clusters=(66, 33, 15, 7, 3))
