@@ -57,6 +57,16 @@ CATALOG = {
     "layernorm.bwd:d=8192,dtype=f16": "form=tma,threads=256,rows_per_block=1,vec=8,stages=3,cached_weights=yes",
     "layernorm.bwd:d=16384,dtype=bf16": "form=tma,threads=64,rows_per_block=4,vec=8,stages=3,cluster=8,"
     "cached_weights=yes",
+    # Results of 8 bits: a scale for each row, for each block, and of dx; blocks that two segments share.
+    "rmsnorm.fwd:d=4096,dtype=bf16,quant=e4m3": (
+        "form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=2,grid=528,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes"
+    ),
+    "add_rmsnorm.fwd:d=8320,dtype=bf16,quant=e4m3,scales=block,scale_layout=columns": (
+        "form=registers,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,cached_weights=yes"
+    ),
+    "rmsnorm.bwd:d=4096,dtype=bf16,wrt=x,dx_quant=e5m2": (
+        "form=registers,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4"
+    ),
     # Multipass, in three kernels.
     "rmsnorm.bwd:d=65536,dtype=f32": "form=multipass,threads=512,rows_per_block=1,vec=4,blocks_per_sm=2",
 }

@@ -400,8 +400,11 @@ class GraphBuilder(Builder):
         largest = self.stop_gradient(self.max(abs(x), to=to))
         largest = largest if amax_max is None else largest.minimum(amax_max)
         amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
-        own = self._in(self._over(f"{name}_ratio", amax, stored.largest, scale_min).maximum(scale_min), DType.F32)
+        ratio = self._over(name, amax, stored.largest, scale_min)
+        own = self._in(ratio.maximum(self.number("scale_min", scale_min)), DType.F32)
         own = self.record("ceil_power", own) if power_of_two else own
+        if by_columns:
+            own = self.named(f"{name}_scale_rows", own)
         kept = self.named(f"{name}_scale", self.record("by_columns", own) if by_columns else own)
         s = self._in(own, self.compute)
         if apply == "ratio":
@@ -433,8 +436,8 @@ class GraphBuilder(Builder):
         """amax / largest, correctly rounded from 2^-126 on: ``div_scale``, which has no infinite quotient."""
         if self.compute is not DType.F32 or scale_min < SCALE_MIN:
             return amax / largest
-        ratio = self.record("div_scale", amax, largest, least=largest, bounded=1)
-        return self.where_gt(name, math.inf, amax, ratio, amax)
+        over = self.div_scale(f"{name}_over", amax, self.number("largest", largest), least=largest, bounded=True)
+        return self.where_gt(f"{name}_ratio", math.inf, amax, over, amax)
 
     def _in(self, x: Value, dtype: DType) -> Value:
         """x in a dtype."""
