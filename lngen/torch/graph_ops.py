@@ -31,7 +31,11 @@ from lngen.proof.torch_graph import evaluate
 from lngen.torch.bridge import FROM_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 
 # Options under which a norm has all the numbers that its quantised results may depend on.
-QUANTISING = ((("quant", "e4m3"), ("scales", "tensor")), (("amax_max", True), ("quant", "e4m3")))
+QUANTISING = (
+    (("quant", "e4m3"), ("scales", "tensor")),
+    (("amax_max", True), ("quant", "e4m3")),
+    (("amax", True), ("quant", "e4m3")),
+)
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
 

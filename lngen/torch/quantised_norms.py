@@ -4,6 +4,7 @@
     q, q_scale, h = add_rms_norm_quant(x, residual, (d,), weight, eps, scales="block")
     q, q_scale, y = rms_norm_quant(x, (d,), weight, eps, y=True)  # gradients come through y
     q, _ = rms_norm_quant(x, (d,), weight, eps, scales="tensor", q_scale=scale)
+    q, q_scale, amax = rms_norm_quant(x, (d,), weight, eps, amax=amax)  # the largest |v| so far
 
 They go the way of all functions (``torch_functions``). Keyword arguments are the keys of a spec.
 """
@@ -25,7 +26,7 @@ from lngen.torch.graph_ops import OPS
 from lngen.torch.graph_way import Direct
 from lngen.torch.torch_functions import Shape, keys_of, norm, outputs_of
 
-NUMBERS = ("q_scale", "amax_max")  # keys that are tensors here
+NUMBERS = ("q_scale", "amax_max", "amax_in")  # inputs of one number: the last is the key amax
 RULE = tuple(key for key in KEYS if key not in NUMBERS)
 
 
@@ -42,8 +43,10 @@ class Keys(TypedDict, total=False):
     amax_max: Tensor | None
     scale_min: float
     scale_pow2: str
+    scale_layout: str
     quantised: str
     y: bool
+    amax: Tensor | None
     zero_centred: bool
     casts: str
     round_sum: bool
@@ -71,8 +74,10 @@ def rms_norm_quant(
     """``q, q_scale`` of ``rms_norm``, with ``y=True`` ``q, q_scale, y``.
 
     q has the shape of ``input`` and is float8_e4m3fn, float8_e5m2 or int8, as ``quant`` says. q_scale is float32, of
-    shape (...) for a scale of each row, and (..., D / block_size) for ``scales="block"``. With ``scales="tensor"`` it
-    is the argument ``q_scale``, which has one element, as ``amax_max`` has. The other keys are those of a spec
+    shape (...) for a scale of each row, and (..., D / block_size) for ``scales="block"``; with
+    ``scale_layout="columns"`` the rows of a column lie side by side. With ``scales="tensor"`` it is the argument
+    ``q_scale``, which has one element, as ``amax_max`` and ``amax`` have. With ``amax`` the last result is the larger
+    one of it and of all that is quantised, without signs. The other keys are those of a spec
     (``lngen help quantised``) and of ``rms_norm``. Gradients come through y; q and q_scale have none. Autocast changes
     nothing. RuntimeError for tensors that do not fit, and for one that requires grad without ``y=True``; SpecError for
     keys that do not fit together.
@@ -124,14 +129,20 @@ def _quantised(
     graph: str, shape: Shape, tensors: Sequence[Tensor | None], eps: float | None, keys: Keys
 ) -> tuple[Tensor, ...]:
     """The results in the order that the functions promise."""
-    given, bound = keys.pop("q_scale", None), keys.pop("amax_max", None)
-    options, order = _planned(graph, tuple(keys.items()))
+    given, bound, before = keys.pop("q_scale", None), keys.pop("amax_max", None), keys.pop("amax", None)
+    options, order = _planned(graph, (*keys.items(), *([] if before is None else [("amax", True)])))
     if (given is None) == (order[1] is None):
         raise TorchError("q_scale is expected with scales='tensor', and only there; pass both, or neither.")
     if not torch.is_grad_enabled():  # so that weights of a model take the direct way, which has no gradients of these
         tensors = [t if t is None or not getattr(t, "requires_grad", False) else t.detach() for t in tensors]
-    results = norm(WAYS[graph], shape, (*tensors, _number(given), _number(bound), None), eps, options)
-    return tuple([given if n is None else results[n] for n in order])
+    numbers = map(_number, (given, bound, before))
+    results = norm(WAYS[graph], shape, (*tensors, *numbers, None), eps, options)
+    found: list[Any] = [given if n is None else results[n] for n in order]
+    q, scale, *others = found
+    if keys.get("scale_layout") == "columns":
+        lead = q.shape[: q.dim() - (1 if isinstance(shape, int) else len(shape))]
+        scale = scale[:, : lead.numel()].T.unflatten(0, lead)
+    return q, scale, *others
 
 
 @constant
@@ -147,7 +158,7 @@ def _planned(
         raise TorchError("quant is expected to be a dtype of 8 bits, got no; take the function without quant.")
     options = tuple([said[name] for name in way.options])
     names = outputs_of(graph, keys_of(way, options))
-    wanted = ["q", "q_scale", *[name for name in ("h", "y") if name in names]]
+    wanted = ["q", "q_scale", *[name for name in ("h", "y", "amax") if name in names]]
     return options, tuple([names.index(name) if name in names else None for name in wanted])
 
 

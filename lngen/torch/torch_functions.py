@@ -24,7 +24,7 @@ from lngen.torch.graph_way import Direct
 from lngen.torch.sharded import locally
 
 Shape = int | Sequence[int]
-OPTIONAL = ("gamma", "beta", "q_scale", "amax_max", "out")  # tensors that may be None
+OPTIONAL = ("gamma", "beta", "q_scale", "amax_max", "amax_in", "out")  # tensors that may be None
 
 LAYER = ("x", "gamma", "beta")
 LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))

@@ -34,6 +34,8 @@ RULES: dict[str, dict[str, Any]] = {
     "rows": {},
     "int8": {"quant": "int8", "apply": "mul", "scale_min": 2.0**-23},
     "blocks": {"scales": "block", "block_size": 16, "scale_pow2": "up", "y": True},
+    "columns": {"scales": "block", "block_size": 16, "scale_layout": "columns", "y": True},
+    "so far": {"amax": NUMBER, "y": True},
     "bounded": {"quant": "e5m2", "amax_max": NUMBER, "amax_min": 1e-10, "y": True},
     "a given scale": {"scales": "tensor", "q_scale": NUMBER, "apply": "mul"},
     "a given factor": {"scales": "tensor", "q_scale": NUMBER, "tensor_scale": "multiply", "y": True},
@@ -58,9 +60,10 @@ def called(function: Callable[..., Any], given: Sequence[Any], **keys: Any) -> A
 
 def of_spec(graph: str, given: Sequence[Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Results by name, of NumPy arrays."""
-    numbers = {n: keys[n].numpy().reshape(()) for n in ("q_scale", "amax_max") if n in keys}
+    of = {"q_scale": "q_scale", "amax_max": "amax_max", "amax": "amax_in"}
+    numbers = {name: keys[n].numpy().reshape(()) for n, name in of.items() if n in keys}
     said = {n: str(v) if n == "block_size" else v for n, v in keys.items() if n != "q_scale"}
-    said |= {"amax_max": True} if "amax_max" in keys else {}
+    said |= {name: True for name in ("amax_max", "amax") if name in keys}
     norm = lngen.compile(graph, d=D, dtype="f32", eps=1e-5, **{"quant": "e4m3", **said})
     results, _ = norm.forward(*[t.detach().numpy() for t in given], **numbers)
     names = norm.spec().differentiated
@@ -83,10 +86,15 @@ def test_results_are_those_of_the_spec_and_gradients_those_of_the_plain_norm(gra
     differentiable = "add" in graph or keys.get("y")
     q, scale, *others = called(ours, given if differentiable else [t.detach() for t in given], **keys)
     names = [*["h"] * ("add" in graph), *["y"] * keys.get("y", False)]
+    if "amax" in keys:
+        assert others.pop() == wanted["amax"]
+    if rule == "columns":
+        assert scale.stride() == (3, 1, 8)
+        wanted["q_scale"] = wanted["q_scale"][:, :6].T
     assert q.view(torch.uint8).numpy().tobytes() == wanted["q"].tobytes()
     if "q_scale" in wanted:
         assert scale.numpy().tobytes() == wanted["q_scale"].tobytes()
-        assert scale.shape == (2, 3, D // 16)[: 3 if rule == "blocks" else 2]
+        assert scale.shape == (2, 3, D // 16)[: 3 if "scales" in keys else 2]
     else:
         assert scale is NUMBER
     for name, t in zip(names, others, strict=True):
