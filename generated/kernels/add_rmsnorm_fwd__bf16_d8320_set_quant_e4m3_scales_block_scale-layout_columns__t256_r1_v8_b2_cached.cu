@@ -4,7 +4,7 @@
 //   schedule   : form=registers,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,cached_weights=yes
 //   launch 1   : rows, grid M, block 256; no launch for M = 0
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : 6bd85d2b8511
+//   ir-sha256  : 126452a6a011
 //   regenerate : lngen show add_rmsnorm.fwd:d=8320,dtype=bf16,quant=e4m3,scales=block,scale_layout=columns --schedule form=registers,threads=256,rows_per_block=1,vec=8,blocks_per_sm=2,cached_weights=yes > add_rmsnorm_fwd__bf16_d8320_set_quant_e4m3_scales_block_scale-layout_columns__t256_r1_v8_b2_cached.cu
 //   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false add_rmsnorm_fwd__bf16_d8320_set_quant_e4m3_scales_block_scale-layout_columns__t256_r1_v8_b2_cached.cu
 //
@@ -37,8 +37,8 @@
 //   %minus          : f32[M, B]  = neg %q_amax
 //   %over           : f32[M, B]  = fma %near, %finite, %minus
 //   %under          : f32[M, B]  = neg %over
-//   %q_over         : f32[M, B]  = fma %under, %inverse, %near
-//   %q_ratio        : f32[M, B]  = where_gt %infinity, %q_amax, %q_over, %q_amax
+//   %q_ratio_over   : f32[M, B]  = fma %under, %inverse, %near
+//   %q_ratio        : f32[M, B]  = where_gt %infinity, %q_amax, %q_ratio_over, %q_amax
 //   %scale_min      : f32[]      = const {dtype=f32, value=1.1754943508222875e-38}
 //   %q_scale_rows   : f32[M, B]  = maximum %q_ratio, %scale_min
 //   %q_scale        : f32[B, M]  = by_columns %q_scale_rows
@@ -176,9 +176,9 @@ add_rmsnorm_fwd__bf16_d8320_set_quant_e4m3_scales_block_qscalequlayout_columns__
         const float minus = -q_amax;                             // %minus = neg %q_amax
         const float over = fmaf(near, finite, minus);            // %over = fma %near, %finite, %minus
         const float under = -over;                               // %under = neg %over
-        const float q_over = fmaf(under, inverse, near);         // %q_over = fma %under, %inverse, %near
-        // %q_ratio = where_gt %infinity, %q_amax, %q_over, %q_amax
-        const float q_ratio = infinity > q_amax ? q_over : q_amax;
+        const float q_ratio_over = fmaf(under, inverse, near);   // %q_ratio_over = fma %under, %inverse, %near
+        // %q_ratio = where_gt %infinity, %q_amax, %q_ratio_over, %q_amax
+        const float q_ratio = infinity > q_amax ? q_ratio_over : q_amax;
         const float q_scale_rows = maximum(q_ratio, scale_min);  // %q_scale_rows = maximum %q_ratio, %scale_min
         const float q_scale = q_scale_rows;                      // %q_scale = by_columns %q_scale_rows
         const float step = small > q_scale_rows ? raise : one;   // %step = where_gt %small, %q_scale_rows, %raise, %one

@@ -6,7 +6,7 @@
 //   launch 1   : rows, grid min(528, M), block 128, at least 16384 bytes of dynamic shared memory; no launch for M = 0
 //   workspace  : counter_: u64[1], zero before the first call
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
-//   ir-sha256  : ebe8fe757167
+//   ir-sha256  : 21f57fcad7ae
 //   regenerate : lngen show rmsnorm.fwd:d=4096,dtype=bf16,quant=e4m3 --schedule form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=2,grid=528,cached_weights=yes,row_in_registers=yes,early_release=yes,dynamic=yes > rmsnorm_fwd__bf16_d4096_set_quant_e4m3__t128_r1_v8_b4_tma_s2_g528_cached_regs_early_dynamic.cu
 //   compile    : nvcc -cubin -arch=sm_90 -I "$(python -m lngen.headers)" -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false rmsnorm_fwd__bf16_d4096_set_quant_e4m3__t128_r1_v8_b4_tma_s2_g528_cached_regs_early_dynamic.cu
 //
@@ -34,8 +34,8 @@
 //   %minus          : f32[M]     = neg %q_amax
 //   %over           : f32[M]     = fma %near, %finite, %minus
 //   %under          : f32[M]     = neg %over
-//   %q_over         : f32[M]     = fma %under, %inverse, %near
-//   %q_ratio        : f32[M]     = where_gt %infinity, %q_amax, %q_over, %q_amax
+//   %q_ratio_over   : f32[M]     = fma %under, %inverse, %near
+//   %q_ratio        : f32[M]     = where_gt %infinity, %q_amax, %q_ratio_over, %q_amax
 //   %scale_min      : f32[]      = const {dtype=f32, value=1.1754943508222875e-38}
 //   %q_scale        : f32[M]     = maximum %q_ratio, %scale_min
 //   %small          : f32[]      = const {dtype=f32, value=8.673617379884035e-19}
@@ -156,18 +156,18 @@ rmsnorm_fwd__bf16_d4096_set_quant_e4m3__t128_r1_v8_b4_tma_s2_g528_cached_regs_ea
                 max_abs_scaled_acc_ = maximum(max_abs_scaled_acc_, abs_scaled);
             }
         }, max_abs_scaled);
-        const float q_amax = max_abs_scaled;                // %q_amax = stop_gradient %max_abs_scaled
-        const float near = q_amax * inverse;                // %near = mul %q_amax, %inverse
-        const float minus = -q_amax;                        // %minus = neg %q_amax
-        const float over = fmaf(near, finite, minus);       // %over = fma %near, %finite, %minus
-        const float under = -over;                          // %under = neg %over
-        const float q_over = fmaf(under, inverse, near);    // %q_over = fma %under, %inverse, %near
-        // %q_ratio = where_gt %infinity, %q_amax, %q_over, %q_amax
-        const float q_ratio = infinity > q_amax ? q_over : q_amax;
-        const float q_scale = maximum(q_ratio, scale_min);  // %q_scale = maximum %q_ratio, %scale_min
-        const float step = small > q_scale ? raise : one;   // %step = where_gt %small, %q_scale, %raise, %one
-        const float divisor = q_scale * step;               // %divisor = mul %q_scale, %step
-        const float inverse_1 = one / divisor;              // %inverse_1 = div %one, %divisor
+        const float q_amax = max_abs_scaled;                    // %q_amax = stop_gradient %max_abs_scaled
+        const float near = q_amax * inverse;                    // %near = mul %q_amax, %inverse
+        const float minus = -q_amax;                            // %minus = neg %q_amax
+        const float over = fmaf(near, finite, minus);           // %over = fma %near, %finite, %minus
+        const float under = -over;                              // %under = neg %over
+        const float q_ratio_over = fmaf(under, inverse, near);  // %q_ratio_over = fma %under, %inverse, %near
+        // %q_ratio = where_gt %infinity, %q_amax, %q_ratio_over, %q_amax
+        const float q_ratio = infinity > q_amax ? q_ratio_over : q_amax;
+        const float q_scale = maximum(q_ratio, scale_min);      // %q_scale = maximum %q_ratio, %scale_min
+        const float step = small > q_scale ? raise : one;       // %step = where_gt %small, %q_scale, %raise, %one
+        const float divisor = q_scale * step;                   // %divisor = mul %q_scale, %step
+        const float inverse_1 = one / divisor;                  // %inverse_1 = div %one, %divisor
         // %finite_1 = select_gt %infinity, %divisor, %divisor
         const float finite_1 = infinity > divisor ? divisor : 0.0f;
         if (stream_.has_row() && Row::thread() == 0) q_scale_ptr_[stream_.row] = q_scale;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -400,7 +399,10 @@ class GraphBuilder(Builder):
         largest = self.stop_gradient(self.max(abs(x), to=to))
         largest = largest if amax_max is None else largest.minimum(amax_max)
         amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
-        ratio = self._over(name, amax, stored.largest, scale_min)
+        if scale_min < SCALE_MIN:  # so that a subnormal ratio is stored
+            ratio = amax / stored.largest
+        else:
+            ratio = self.over_largest(f"{name}_ratio", amax, stored.largest)
         own = self._in(ratio.maximum(self.number("scale_min", scale_min)), DType.F32)
         own = self.record("ceil_power", own) if power_of_two else own
         if by_columns:
@@ -431,13 +433,6 @@ class GraphBuilder(Builder):
         ways = APPLY if scale is None else APPLY[:2]
         if apply not in ways:
             raise VerifyError(f"{what} with apply={'|'.join(ways)}, got {apply!r}.")
-
-    def _over(self, name: str, amax: Value, largest: float, scale_min: float) -> Value:
-        """amax / largest, correctly rounded from 2^-126 on: ``div_scale``, which has no infinite quotient."""
-        if self.compute is not DType.F32 or scale_min < SCALE_MIN:
-            return amax / largest
-        over = self.div_scale(f"{name}_over", amax, self.number("largest", largest), least=largest, bounded=True)
-        return self.where_gt(f"{name}_ratio", math.inf, amax, over, amax)
 
     def _in(self, x: Value, dtype: DType) -> Value:
         """x in a dtype."""

@@ -264,7 +264,7 @@ def minimum(a: Real, b: Real) -> Real:
 def _of_two(choose: Callable[[Array, Array], Array], a: Real, b: Real) -> Real:
     value = choose(a.value, b.value)
     most, least = choose(a.value + a.error, b.value + b.error), choose(a.value - a.error, b.value - b.error)
-    return Real(value, np.maximum(most - value, value - least))
+    return Real(value, np.where(np.isinf(value), 0.0, np.maximum(most - value, value - least)))
 
 
 @exact

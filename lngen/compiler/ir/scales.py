@@ -89,6 +89,15 @@ class Scales(Functions):
         """
         return self.emit("div_scale", name, (v, s), least=float(least), bounded=int(bounded))
 
+    def over_largest(self, name: str, amax: Value, largest: float) -> Value:
+        """amax / ``largest``, a number of 8 bits, correctly rounded from 2^-126 on; of an infinity that."""
+        dtype = amax.type.dtype
+        by = self.const("largest", largest, dtype)
+        if dtype is not F32:
+            return self.div(name, amax, by)
+        over = self.div_scale(f"{name}_over", amax, by, least=largest, bounded=True)
+        return self.where_gt(name, self.const("infinity", math.inf, F32), amax, over, amax)
+
     @op(
         type_rules.function,
         real.function(lambda x: np.exp2(np.ceil(np.log2(x))), 0.0),

@@ -41,6 +41,6 @@ def _own_scale(b: Builder, name: str, wide: Value, dtype: DType) -> Value:
     compute = wide.type.dtype
     blocks = b.axis("B", D / BLOCK)
     largest = b.reduce_max(f"{name}_amax", b.abs(f"abs_{name}", wide), axis=D, to=blocks)
-    ratio = b.div("ratio", largest, b.const("largest", dtype.largest, compute))
+    ratio = b.over_largest(f"{name}_ratio", largest, dtype.largest)
     least = b.maximum("raised", ratio, b.const("scale_min", SCALE_MIN, compute))
     return b.cast(f"{name}_scale", least, to=F32)

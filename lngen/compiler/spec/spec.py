@@ -232,6 +232,12 @@ class Spec:
     def _declared_positive(self) -> set[str]:
         return self.definition.positive(self.options)
 
+    @cached_property
+    def positive_numbers(self) -> frozenset[str]:
+        """Names of inputs of one number that are declared positive: scales that divide, and bounds."""
+        declared = {p.name for p in self.forward().tensors if not p.type.axes and p.name in self._declared_positive}
+        return frozenset(declared | ({"dx_scale"} if self.dx_quant is not None else set()))
+
     def positive_inputs(self) -> tuple[str, ...]:
         """Names of inputs that have to be positive: of the forward, found or declared, in order; the scale of dx."""
         scale = ("dx_scale",) if self.dx_quant is not None else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -55,6 +55,13 @@ def run_on_host(
         if target is not None:
             target[...] = result
     return tuple(r if t is None else t for t, r in zip(given, shaped, strict=True)), taken
+
+
+def check_positive(names: Collection[str], tensors: Sequence[Tensor], arrays: Sequence[Any]) -> None:
+    """ArrayError for one of these inputs of one number, such as a scale, that is not above 0; a GPU's is not read."""
+    for tensor, array in zip(tensors, arrays, strict=True):
+        if tensor.name in names and isinstance(array, np.ndarray) and array.size == 1 and not array.item() > 0:
+            raise ArrayError(f"'{tensor.name}' is expected to be a number above 0, got {array.item()}.")
 
 
 def _placed(array: Array | None) -> Placed:

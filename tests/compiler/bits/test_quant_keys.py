@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import lngen
 from float8 import nearest
 from lngen.compiler.graphs import GRAPHS, Definition
 from lngen.compiler.graphs.quantised import KEYS, NEEDS
@@ -18,7 +19,7 @@ from lngen.compiler.lower import lower
 from lngen.compiler.problem import problem
 from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import Spec, make_spec, parse_spec
-from lngen.errors import SpecError
+from lngen.errors import ArrayError, SpecError
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
 from sampling import rotating
@@ -233,6 +234,18 @@ def test_keys_that_do_not_fit_are_refused(keys: str, why: str) -> None:
 
 def test_every_key_but_quant_needs_another() -> None:
     assert {*NEEDS} == {*KEYS} - {"quant"}
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan])
+def test_a_scale_of_numpy_is_above_zero(scale: float) -> None:
+    """That of a GPU is not read: it would wait for the GPU."""
+    norm = lngen.compile("rmsnorm", d=8, quant="e4m3", scales="tensor", dx_quant="e5m2")
+    x, number = np.ones((2, 8), np.float32), np.array(scale, np.float32)
+    with pytest.raises(ArrayError, match="'q_scale' is expected to be a number above 0"):
+        norm.forward(x, x[0], number)
+    _, saved = norm.forward(x, x[0], np.array(0.5, np.float32))
+    with pytest.raises(ArrayError, match="'dx_scale' is expected to be a number above 0"):
+        norm.backward(x, saved, dx_scale=number)
 
 
 # ---- backward ----

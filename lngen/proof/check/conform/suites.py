@@ -246,6 +246,8 @@ class GraphSuite(Calls):
             for r in self.forward.results
             if spec.direction == "bwd" and r.name in spec.differentiated
         }
+        known = {*self._given, *self._cotangents, *(r.name for r in self.forward.results)}
+        self._scales = {p.name: p for p in spec.graph().tensors if p.name not in known}  # of dx
         self._types = {v.name: v.type for g in (spec.graph(), self.forward) for v in (*g.params, *g.results)}
         self._types |= {name: v.type for name, v in self._cotangents.items()}
         self._types |= {name: self._types[same] for name, same in spec.graph().shared.items()}
@@ -274,7 +276,8 @@ class GraphSuite(Calls):
         for name, v in self._given.items():
             around = (mean, std) if v.type.axes == WIDE else (0.5, 1.0)
             found[name] = draw(rng, v, sizes, *around, of=indexed(self.forward).get(v), positive=name in self.positive)
-        return found | {n: draw(rng, v, sizes, 0.3) for n, v in self._cotangents.items()}
+        found |= {n: draw(rng, v, sizes, 0.3) for n, v in self._cotangents.items()}
+        return found | {n: draw(rng, v, sizes, 0.5, positive=True) for n, v in self._scales.items()}
 
     def judged(self, inputs: Mapping[str, Array], results: Mapping[str, Array]) -> Found:
         """Outputs by the graph as described; gradients by the derived graph, whose formulas ``differences`` checks.
