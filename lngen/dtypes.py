@@ -105,6 +105,7 @@ class DType(str, Enum):
 
 READ = tuple(t for t in DType if t.ctype)  # by kernels
 FLOATS = tuple(t for t in READ if t.digits and t.bits > 8)  # the dtypes of specs and gradients
-QUANTISED = DType.INT8, DType.E4M3, DType.E5M2  # a cast to them saturates
+FLOATS_OF_8_BITS = DType.E4M3, DType.E5M2
+QUANTISED = DType.INT8, *FLOATS_OF_8_BITS  # a cast to them saturates
 WRITTEN = *FLOATS, *QUANTISED  # by kernels
-BYTES = DType.E4M3, DType.E5M2  # also taken as uint8, where a library of arrays lacks them
+BYTES = FLOATS_OF_8_BITS  # also taken as uint8, where a library of arrays lacks them

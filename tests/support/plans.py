@@ -13,6 +13,7 @@ from lngen.compiler.lower import Kernel, Plan, Statement, lower
 from lngen.compiler.lower.cuda.fragments import Join
 from lngen.compiler.problem import Problem, Schedule, parse_schedule, problem
 from lngen.compiler.schedule import ranked
+from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import Spec, make_spec, parse_spec
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import Outcome, run_plan
@@ -165,3 +166,9 @@ def plans_of_every_template() -> tuple[Plan, ...]:
     specs = [parse_spec(f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}") for t in ("f16", "bf16")]
     specs += [make_spec(Definition(g.__name__, g), "fwd", {"d": 64}) for g in (by_largest, weights_alone, maxima)]
     return (*(plan_of(*args) for args in (*PLANS.values(), *more)), *map(best, specs))
+
+
+def plan_of_each_form(spec: Spec) -> list[Plan]:
+    """Of the schedules of a form, of one with stores by TMA and of one with clusters the last that is legal."""
+    forms = {(s.form, s.tma_store, s.cluster > 1): s for s in space(problem(spec.graph(), spec.d))}
+    return [lower(spec, schedule) for schedule in forms.values()]

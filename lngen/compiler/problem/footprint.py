@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from lngen.compiler.devices import Device, default_device
-from lngen.compiler.problem.facts import MAX_STATIC, Problem
+from lngen.compiler.problem.facts import MAX_STATIC, WARP, Problem
 from lngen.compiler.problem.schedule import STAGED, Schedule, exists
-
-WARP = 32  # threads
 
 # The kernel that only adds columns: threads of a block, and the fewest of a row group, which has neighbouring vectors.
 COLUMN_THREADS, LEAST_COLUMN_THREADS = 128, 4

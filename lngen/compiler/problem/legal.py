@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 
-from lngen.compiler.problem.facts import MAX_STATIC, Problem
+from lngen.compiler.problem.facts import MAX_STATIC, WARP, Problem
 from lngen.compiler.problem.footprint import (
     BULK,
     MAX_SHARED,
     NAMED_BARRIERS,
-    WARP,
     cluster_tile,
     column_block,
     dynamic_shared,

@@ -15,9 +15,9 @@ import numpy as np
 
 from lngen.compiler.devices import Device
 from lngen.compiler.problem import STAGED, Problem, Schedule
+from lngen.compiler.problem.facts import WARP
 from lngen.compiler.problem.footprint import (
     MAX_REGISTERS,
-    WARP,
     partial_rows,
     register_limit,
     registers,

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from lngen.compiler.devices import Device, default_device
 from lngen.compiler.problem import ANY, STAGED, Problem, Schedule
-from lngen.compiler.problem.footprint import WARP, has_room, most_blocks, partial_rows, rows_of_a_block, whole_groups
+from lngen.compiler.problem.facts import WARP
+from lngen.compiler.problem.footprint import has_room, most_blocks, partial_rows, rows_of_a_block, whole_groups
 from lngen.compiler.problem.legal import RULES, Rules
 from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER
 

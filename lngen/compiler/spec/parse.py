@@ -19,7 +19,7 @@ from lngen.compiler.graphs import (
 )
 from lngen.compiler.ir import DEFAULT_EPS, RUN, VERSIONS, DType, Run
 from lngen.compiler.spec.spec import Spec
-from lngen.dtypes import FLOATS
+from lngen.dtypes import FLOATS, FLOATS_OF_8_BITS
 from lngen.errors import SpecError, one_of, short
 from lngen.user_input import decimal, whole
 
@@ -88,7 +88,7 @@ KEYS = (
     "functions", "strides", "graph", "schedule", "lock", "overlap", "dx_quant", "dx_scales",
 )  # fmt: skip
 BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "dx_quant", "dx_scales", "blocks")
-FORMATS = ("e4m3", "e5m2")  # of dx
+FORMATS = tuple(map(str, FLOATS_OF_8_BITS))  # of dx
 DX_SCALES = ("tensor", "block")
 
 

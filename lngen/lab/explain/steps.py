@@ -12,7 +12,7 @@ from lngen.compiler.ir import WIDE, D, is_column_fold, is_number_fold, is_over_s
 from lngen.compiler.ir.places import downstream
 from lngen.compiler.lower import Kernel, Plan
 from lngen.compiler.lower.cuda.fragments import PhaseText
-from lngen.compiler.problem.footprint import WARP
+from lngen.compiler.problem.facts import WARP
 
 GLOBAL, SHARED, CLUSTER, REGISTERS = "global memory or L2", "shared memory", "shared memory of a cluster", "registers"
 BEFORE, ARRIVES, FIRST = 0, 1, 2  # columns of a drawing: before the rows, a row arrives, the first phase

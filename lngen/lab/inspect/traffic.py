@@ -13,7 +13,8 @@ from lngen.compiler.devices import DEFAULT_ARCH, Device, device_for
 from lngen.compiler.ir import WIDE
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import Kernel, Plan, requested_shared
-from lngen.compiler.problem.footprint import WARP, cluster_tile, occupancy
+from lngen.compiler.problem.facts import WARP
+from lngen.compiler.problem.footprint import cluster_tile, occupancy
 from lngen.compiler.toolchain import Resources
 from lngen.errors import LngenError
 from lngen.lab.bench.tasks import value_bytes

@@ -1,20 +1,16 @@
 """If these fail, a backward with ``dx_quant`` does not write dx over its scale, as ``lngen help quantised`` says."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from float8 import nearest
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import DType
-from lngen.compiler.lower import lower
-from lngen.compiler.problem import problem
-from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import parse_spec
 from lngen.errors import SpecError
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
+from plans import plan_of_each_form
 
 GRAPHS = ["rmsnorm", "layernorm", "add_rmsnorm", "gated_rmsnorm", "softmax", "parallel_layernorm"]
 
@@ -53,10 +49,9 @@ def test_kernels_have_the_interpreters_bits(graph: str, dtype: str, scales: str)
     spec = parse_spec(f"{graph}.bwd:d=256,dtype={dtype},dx_quant=e5m2,dx_scales={scales}")
     inputs = random_inputs(spec, 7)
     want = interpret(spec.graph(), inputs)
-    forms: dict[str, Any] = {s.form: s for s in space(problem(spec.graph(), spec.d))}
-    for schedule in forms.values():
-        outcome = run_plan(lower(spec, schedule), inputs)
-        assert mismatches(outcome.results, want) == [], schedule
+    for plan in plan_of_each_form(spec):
+        outcome = run_plan(plan, inputs)
+        assert mismatches(outcome.results, want) == [], plan
         assert outcome.findings == ()
 
 

@@ -15,13 +15,11 @@ from lngen.compiler.graphs.quantised import KEYS, NEEDS
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Builder, D, DType, M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
-from lngen.compiler.lower import lower
-from lngen.compiler.problem import problem
-from lngen.compiler.schedule.space import space
-from lngen.compiler.spec import Spec, make_spec, parse_spec
+from lngen.compiler.spec import make_spec, parse_spec
 from lngen.errors import ArrayError, SpecError
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
+from plans import plan_of_each_form
 from sampling import rotating
 
 Array = Any
@@ -145,12 +143,6 @@ def spiced(rng: np.random.Generator, x: Array) -> Array:
     return x
 
 
-def plans(spec: Spec) -> list[Any]:
-    """A plan of each form."""
-    forms = {(s.form, s.tma_store, s.cluster > 1): s for s in space(problem(spec.graph(), spec.d))}
-    return [lower(spec, schedule) for schedule in forms.values()]
-
-
 def check(text: str, rule: Rule, rows: int, seed: int, chosen: Callable[[list[Any]], list[Any]]) -> None:
     """The interpreter has the bytes of the model, and kernels those of the interpreter."""
     rng = np.random.default_rng(seed)
@@ -178,7 +170,7 @@ def check(text: str, rule: Rule, rows: int, seed: int, chosen: Callable[[list[An
     plainly = interpret(plain.graph(), inputs)
     assert mismatches({n: found[n] for n in same}, {n: plainly[n] for n in same}) == []
     assert ("y" in found) is rule.y
-    for plan in chosen(plans(spec)):
+    for plan in chosen(plan_of_each_form(spec)):
         outcome = run_plan(plan, inputs)
         assert mismatches(outcome.results, found) == [], plan
         assert outcome.findings == ()

@@ -12,15 +12,13 @@ from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import D, DType, M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
-from lngen.compiler.lower import lower
-from lngen.compiler.problem import problem
-from lngen.compiler.schedule.space import space
 from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import QUANTISED
 from lngen.lab.explain import explain
 from lngen.proof.check.differences import gradient_excess
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
+from plans import plan_of_each_form
 
 LEAST = np.float32(2.0**-126)
 
@@ -89,19 +87,14 @@ def test_the_rules(block: int, arch: str) -> None:
     x = np.array([row for row, _, _ in RULES], np.float32)
     for n, t in enumerate((DType.E4M3, DType.E5M2, DType.INT8)):
         spec = spec_of(quantised(t, block), 4)
-        found = run_plan(plans(spec)[0], {"x": x}, arch=arch).results if arch else interpret(spec.graph(), {"x": x})
+        plan, given = plan_of_each_form(spec)[0], {"x": x}
+        found = run_plan(plan, given, arch=arch).results if arch else interpret(spec.graph(), given)
         assert bits(found["q"]).tolist() == [q[n] for _, _, q in RULES]
         for scale, (_, largest, _) in zip(found["q_scale"].reshape(-1), RULES, strict=True):
             if largest == "nan":
                 assert np.isnan(scale)
             else:
                 assert scale == (LEAST if largest is None else np.float32(largest) / np.float32(t.largest))
-
-
-def plans(spec: Spec) -> list[Any]:
-    """A plan of each form that can compute it."""
-    forms = {(s.form, s.tma_store, s.cluster > 1): s for s in space(problem(spec.graph(), spec.d))}
-    return [lower(spec, schedule) for schedule in forms.values()]
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
@@ -113,7 +106,7 @@ def test_with_a_given_scale_a_nan_stays_alone(dtype: DType) -> None:
         with np.errstate(all="ignore"):
             want = nearest(x / inputs["q_scale"], dtype)
         assert bits(interpret(spec.graph(), inputs)["q"]).tolist() == want.tolist()
-        assert bits(run_plan(plans(spec)[0], inputs).results["q"]).tolist() == want.tolist()
+        assert bits(run_plan(plan_of_each_form(spec)[0], inputs).results["q"]).tolist() == want.tolist()
 
 
 @pytest.mark.parametrize(("dtype", "d", "x", "block", "scale_min"), [
@@ -131,7 +124,7 @@ def test_scales_are_those_of_a_model(dtype: str, d: int, x: str, block: int, sca
     found = interpret(spec.graph(), {"x": given})
     assert np.array_equal(bits(found["q"]), q)
     assert np.array_equal(found["q_scale"].reshape(scale.shape), scale)
-    for plan in plans(spec):
+    for plan in plan_of_each_form(spec):
         outcome = run_plan(plan, {"x": given})
         assert mismatches(outcome.results, found) == [], plan
         assert outcome.findings == ()
@@ -151,7 +144,7 @@ def normed(b: GraphBuilder) -> None:
 def test_a_norm_of_blocks_has_the_interpreters_bits(d: int, dtype: str, way: str, forms: int | None) -> None:
     spec = spec_of(normed, d, dtype, way)
     inputs = random_inputs(spec, 3)
-    for plan in plans(spec)[:forms]:
+    for plan in plan_of_each_form(spec)[:forms]:
         outcome = run_plan(plan, inputs)
         assert mismatches(outcome.results, interpret(spec.graph(), inputs)) == [], plan
         assert outcome.findings == ()

@@ -34,6 +34,7 @@ from lngen.compiler.lower.cuda.fragments import (
     c_name,
 )
 from lngen.compiler.lower.nest import Blocks, Loop, Nest, Phase, exchanged_in, joined_from
+from lngen.dtypes import FLOATS_OF_8_BITS
 from lngen.rules import ROW_KINDS
 
 # ---- values and equations ----
@@ -188,14 +189,12 @@ def _outputs(loop: Loop, s: Spelling) -> tuple[Tensor, ...]:
     return tuple(replace(tensor(v), in_pairs=v in pairs) for v in loop.stores)
 
 
-PAIRED = (DType.E4M3, DType.E5M2)  # to which two numbers are cast by one instruction
-
-
 def _pairs(loop: Loop, s: Spelling) -> dict[Value, Eqn]:
-    """The casts of results that a loop stores as vectors and does not read: they are converted in pairs."""
+    """The casts of results that a loop stores as vectors and does not read: two are converted by one instruction."""
     read = {*loop.keep, *(a for e in (*loop.element, *loop.terms) for a in e.args)}
-    casts = (e for e in loop.element if e.op == "cast" and e.out.type.dtype in PAIRED and e.args[0].type.dtype is F32)
-    return {e.out: e for e in casts if s.store == Spelling.store and e.out in loop.stores and e.out not in read}
+    casts = (e for e in loop.element if e.op == "cast" and e.args[0].type.dtype is F32)
+    paired = (e for e in casts if e.out.type.dtype in FLOATS_OF_8_BITS and s.store == Spelling.store)
+    return {e.out: e for e in paired if e.out in loop.stores and e.out not in read}
 
 
 def _reduce(loop: Loop, s: Spelling) -> Reduce:
