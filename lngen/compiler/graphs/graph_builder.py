@@ -399,11 +399,7 @@ class GraphBuilder(Builder):
         largest = self.stop_gradient(self.max(abs(x), to=to))
         largest = largest if amax_max is None else largest.minimum(amax_max)
         amax = self.named(f"{name}_amax", largest.maximum(amax_min) if amax_min else largest)
-        if scale_min < SCALE_MIN:  # so that a subnormal ratio is stored
-            ratio = amax / stored.largest
-        else:
-            ratio = self.over_largest(f"{name}_ratio", amax, stored.largest)
-        own = self._in(ratio.maximum(self.number("scale_min", scale_min)), DType.F32)
+        own = self._in(self.least_scale(name, amax, stored.largest, scale_min), DType.F32)
         own = self.record("ceil_power", own) if power_of_two else own
         if by_columns:
             own = self.named(f"{name}_scale_rows", own)

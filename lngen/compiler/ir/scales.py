@@ -98,6 +98,14 @@ class Scales(Functions):
         over = self.div_scale(f"{name}_over", amax, by, least=largest, bounded=True)
         return self.where_gt(name, self.const("infinity", math.inf, F32), amax, over, amax)
 
+    def least_scale(self, name: str, amax: Value, largest: float, scale_min: float) -> Value:
+        """The scale of numbers up to ``amax`` in a dtype of 8 bits up to ``largest``: ``scale_min`` at least."""
+        if scale_min < SCALE_MIN:  # so that a subnormal ratio stays
+            ratio = self.div(f"{name}_ratio", amax, self.const("largest", largest, amax.type.dtype))
+        else:
+            ratio = self.over_largest(f"{name}_ratio", amax, largest)
+        return self.maximum(f"{name}_least", ratio, self.const("scale_min", scale_min, amax.type.dtype))
+
     @op(
         type_rules.function,
         real.function(lambda x: np.exp2(np.ceil(np.log2(x))), 0.0),

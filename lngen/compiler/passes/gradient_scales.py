@@ -38,9 +38,6 @@ def quantise(graph: Graph, name: str, dtype: DType, scales: str) -> Graph:
 
 def _own_scale(b: Builder, name: str, wide: Value, dtype: DType) -> Value:
     """The largest number of each block over the largest of the dtype."""
-    compute = wide.type.dtype
     blocks = b.axis("B", D / BLOCK)
     largest = b.reduce_max(f"{name}_amax", b.abs(f"abs_{name}", wide), axis=D, to=blocks)
-    ratio = b.over_largest(f"{name}_ratio", largest, dtype.largest)
-    least = b.maximum("raised", ratio, b.const("scale_min", SCALE_MIN, compute))
-    return b.cast(f"{name}_scale", least, to=F32)
+    return b.cast(f"{name}_scale", b.least_scale(name, largest, dtype.largest, SCALE_MIN), to=F32)
