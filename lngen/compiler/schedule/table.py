@@ -14,8 +14,8 @@ from lngen.compiler.devices import Device, device_for
 from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_schedule
 from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
 
-# Equations per element: norms and their sums have at most so many, and rows with more have entries of their own. Up to
-# the second number they take those of norms where they have none, as softmax does.
+# Equations per element: norms and their sums have at most so many. Rows with more, and forward with results of 8 bits,
+# have entries of their own. Up to the second number they take those of norms where they have none, as softmax does.
 OF_NORMS, LIKE_NORMS = 20, 26
 MOST_OF_BLOCKS, VECTORS_OF_BLOCKS = 512, 2  # threads of a row with blocks of features, and vectors of a thread
 NEAR = 1.25  # rows at most this many times longer or shorter are near
@@ -26,7 +26,8 @@ class Key:
     """The key of an entry: direction, bytes of an element, D, and what sets rows apart from those of a norm alone.
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
-    heavy   equations per element if they are more than OF_NORMS, else 0: such rows need more warps
+    heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS or forward
+            has a result of 8 bits, else 0: such rows need more warps
     """
 
     direction: str
@@ -101,8 +102,9 @@ class Table:
 
 def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
-    heavy = p.operations if p.operations > OF_NORMS else 0
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
+    quantised = direction == "fwd" and 1 in p.output_sizes
+    heavy = p.operations + p.block_folds if quantised or p.operations > OF_NORMS else 0
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
 
 
@@ -118,12 +120,14 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
 def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
     """What ``measured`` yields, each with its table and the key of its entry.
 
-    An entry for exactly this D precedes one for a D nearby, even if it is of another GPU. Both were timed at 76 points
-    of an H100 and an H200: they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
+    Entries of rows with as much arithmetic precede those of norms. An entry for exactly this D precedes one for a D
+    nearby, even if it is of another GPU. Both were timed at 76 points of an H100 and an H200: they have 0.99 and 0.98
+    of the best speed. Else the GPU's own table precedes.
     """
     near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
-    for table, key, entry in sorted(near, key=lambda found: found[1].d != p.d):
-        every = fitted(entry, p, device, key.more)
+    own = key_of(p)
+    for table, key, entry in sorted(near, key=lambda found: (found[1].heavy != own.heavy, found[1].d != own.d)):
+        every = fitted(entry, p, device, key)
         found = [s for s in every if whole_groups(s, p) and is_legal(s, p) and has_room(s, p, device)]
         yield from ((table, key, s) for s in found)
         if found:
@@ -146,19 +150,17 @@ def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
     return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
 
 
-def fitted(entry: Schedule, p: Problem, device: Device, more: int = 0) -> list[Schedule]:
-    """An entry with the accesses for these rows, the grid for this GPU, and about as many bytes in flight.
-
-    ``more``: as in the entry's key.
-    """
+def fitted(entry: Schedule, p: Problem, device: Device, key: Key) -> list[Schedule]:
+    """The entry of ``key`` with the accesses and the grid for these rows, and about as many bytes in flight."""
     staged = entry.stages > 0 and not p.column_sums
     grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
     s = replace(entry, vec=p.run, grid=grid)
-    own = key_of(p).more
-    if own == more:
-        return [replace(s, threads=_of_blocks(s, p)), s] if p.feature_blocks and s.form == "registers" else [s]
+    own = key_of(p)
+    if own.more == key.more:
+        of_rows = own.heavy != key.heavy and bool(p.feature_blocks) and s.form == "registers"
+        return [replace(s, threads=_of_blocks(s, p)), s] if of_rows else [s]
     inputs = len(p.input_sizes)
-    fewer = replace(s, stages=max(2, s.stages * (inputs - own + more) // inputs)) if s.stages else s
+    fewer = replace(s, stages=max(2, s.stages * (inputs - own.more + key.more) // inputs)) if s.stages else s
     return [fewer, replace(fewer, threads=2 * s.threads)]
 
 

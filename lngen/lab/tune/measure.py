@@ -31,7 +31,7 @@ from lngen.lab.tune.trials import Device
 from lngen.lab.tune.workers import Timed
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.runtime.numpy_arrays import raw
-from lngen.proof.check.inputs import POISON, random_inputs
+from lngen.proof.check.inputs import POISON, differing_rows, random_inputs
 
 BLOCK_ELEMENTS = 2**20  # of the block of rows that the interpreter computes
 COLUMN_ELEMENTS = 2**22  # of the columns that the interpreter sums over all rows
@@ -85,10 +85,8 @@ class Bits:
     def complaint(self, rows: int, results: Mapping[str, Any]) -> str:
         """By result, how many numbers of a launch with ``rows`` rows differ; an empty text if none does."""
         wrong = {}
-        for name, want in self._wanted.items():
-            got = results[name]
-            starts = range(0, rows, self.block)
-            wrong[name] = sum(int((got[s : s + self.block] != want[: min(self.block, rows - s)]).sum()) for s in starts)
+        for value in self._rows_graph.results:
+            wrong[value.name] = differing_rows(value, results[value.name], self._wanted[value.name], self.block, rows)
         index, sums = self._columns[rows]
         for name, column in sums.items():
             got = results[name]

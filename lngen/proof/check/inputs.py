@@ -8,6 +8,7 @@ For kernels with strides=2 no two tensors lie alike, and gaps follow all rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -78,6 +79,19 @@ def same_bits(a: Array, b: Array) -> Array:
 def differing(got: Array, want: Array) -> int:
     """The number of elements whose bits differ; all NaNs count as equal."""
     return int((~same_bits(got, want)).sum())
+
+
+def differing_rows(value: Value, got: Any, want: Any, block: int, rows: int) -> int:
+    """How many of the first ``rows`` rows' numbers differ from those of a block of rows, repeated.
+
+    A result that is stored by columns has zeros behind its rows.
+    """
+    if value.type.by_columns:
+        got, want = got.T, want.T
+    starts = range(0, rows, block)
+    return int((got[rows:] != 0).sum()) + sum(
+        int((got[s : min(s + block, rows)] != want[: min(block, rows - s)]).sum()) for s in starts
+    )
 
 
 def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:

@@ -28,7 +28,7 @@ from lngen.compiler.toolchain import nvrtc_version
 from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.runtime.numpy_arrays import launch_raw, raw
-from lngen.proof.check.inputs import POISON, random_inputs
+from lngen.proof.check.inputs import POISON, differing_rows, random_inputs
 from lngen.proof.check.spec_checks import others
 from lngen.version import __version__
 
@@ -212,11 +212,9 @@ class _Case:
         """One launch on poisoned outputs; every row result and every sampled column is compared."""
         out = launch_raw(launcher, m, self.device, POISON, self.inputs)
         wrong = {}
-        for name, want in self.wanted_rows.items():
-            got = out[name]
-            wrong[name] = sum(
-                int((got[s : s + self.base] != want[: min(self.base, m - s)]).sum()) for s in range(0, m, self.base)
-            )
+        for value in self.row_graph.results:
+            got, want = out[value.name], self.wanted_rows[value.name]
+            wrong[value.name] = differing_rows(value, got, want, self.base, m)
             entry.numbers += got.size
         for name, column in self.columns_for(m).items():
             got = out[name].get()

@@ -113,8 +113,8 @@ def test_rows_of_other_inputs_have_as_many_bytes_in_flight(
     spec: str, more: int, stages: int, fitting: list[tuple[int, int]]
 ) -> None:
     """Fewer stages where there are more inputs than in the entry, but two at least; and once twice the threads."""
-    entry = replace(STAGED, stages=stages)
-    assert [(s.threads, s.stages) for s in fitted(entry, problem_of(spec), H200, more)] == fitting
+    entry, key = replace(STAGED, stages=stages), Key("fwd", 2, 4096, more)
+    assert [(s.threads, s.stages) for s in fitted(entry, problem_of(spec), H200, key)] == fitting
 
 
 def test_bytes_in_flight_hide_latency() -> None:
@@ -327,7 +327,7 @@ def test_a_measured_schedule_is_clean_and_asks_no_compiler(graph: str, key: Key,
     """So a default that was measured needs no compile log to be shown."""
     pytest.importorskip("cupy")
     compilation = Compilation(parse_spec(f"{graph}.{key.direction}:d={key.d},dtype={dtype}"))
-    (schedule,) = fitted(parse_schedule(line, ANY), compilation.problem, H200)
+    (schedule,) = fitted(parse_schedule(line, ANY), compilation.problem, H200, key)
     kernels = compilation.kernels(schedule)
     assert kernels.known_clean("sm_90")
     assert not kernels.known_clean("sm_80")

@@ -12,7 +12,7 @@ import pytest
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import D, M
+from lngen.compiler.ir import M
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec, parse_spec
@@ -29,6 +29,7 @@ SPECS = [
     "rmsnorm.fwd:d=7,dtype=f64", "layernorm.bwd:d=300,dtype=f32", "layernorm.bwd:d=48,dtype=f32,save=none,wrt=gamma",
     "layernorm.bwd:d=48,dtype=f32,wrt=x",
     "rmsnorm.fwd:d=48,dtype=f32,eps=run",
+    "rmsnorm.fwd:d=64,dtype=bf16,quant=e4m3,scales=block,block_size=16,scale_layout=columns",
 ]  # fmt: skip
 
 
@@ -165,10 +166,9 @@ class Kernel:
 
     def run(self, rows: int, pointers: Mapping[str, int], given: Mapping[str, int]) -> None:
         numbers = {n: np.array(bits, np.uint32).view(np.float32) for n, bits in given.items()}
-        sizes = {M: rows, D: self.plan.spec.d}
         arrays = {}
         for v in (*self.plan.inputs, *self.plan.outputs):
-            shape = [sizes[a] for a in v.type.axes]
+            shape = v.type.shape(rows, self.plan.spec.d)
             dtype = np.dtype(NUMPY_DTYPE[v.type.dtype])
             count = int(np.prod(shape))
             memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(pointers[v.name])
