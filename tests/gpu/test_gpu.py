@@ -95,6 +95,7 @@ OPTIONS = [
     "rmsnorm.fwd:d=768,dtype=f16,beta=yes,weight=bf16",
     "rmsnorm.fwd:d=768,dtype=f64,out=bf16",
     "rmsnorm.bwd:d=768,dtype=f16,out=f64",
+    *(f"rmsnorm.fwd:d={d},dtype=bf16,quant={q},amax=yes" for d in (768, 12288) for q in ("int8", "e4m3,scales=tensor")),
     *(f"softmax.{way}:d={d},dtype={t}" for way in ("fwd", "bwd") for d in (31, 4096, 40000) for t in ("bf16", "f32")),
 ]
 

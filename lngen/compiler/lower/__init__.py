@@ -17,6 +17,7 @@ from lngen.compiler.lower.arguments import (
 )
 from lngen.compiler.lower.cuda.column_text import column_spelling, column_sum_spelling
 from lngen.compiler.lower.cuda.fragments import Statement, Sum
+from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.number_text import STYLE, THREADS, number_spelling, shared_numbers
 from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
@@ -43,6 +44,8 @@ __all__ = [
     "Argument", "Buffer", "Extent", "Kernel", "Plan", "Statement", "lower", "requested_shared",
     "structure",
 ]  # fmt: skip
+
+WORDS = ("arrivals_", "begun_")  # of the workspace, by which the blocks that take maxima over all rows meet
 
 
 def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Problem | None = None) -> Plan:
@@ -103,7 +106,10 @@ class _Lowering:
                 kernels.append(finish)
             per_sum = partial_rows(s, self.facts) * leading_dimension(self.facts)
             buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
-        if self.parts.numbers:
+        if self.parts.maxima and self.parts.numbers:
+            kernels[0] = self._with_maxima(kernels[0], self.parts.numbers)
+            buffers += [Buffer(name, DType.F32, fixed=1, zeroed=True) for name in WORDS]
+        elif self.parts.numbers:
             kernels.append(self._numbers(self.parts.numbers))
             columns_handed = (v for v in self.parts.handed if M not in v.type.axes)
             buffers += [Buffer(v.name, v.type.dtype, fixed=self.facts.d) for v in columns_handed]
@@ -113,16 +119,18 @@ class _Lowering:
         self, graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], handed: tuple[Value, ...]
     ) -> Kernel:
         """Rows in registers, staged in shared memory, or read in several passes; with column sums the grid persists."""
-        needed = tuple(dict.fromkeys((*outputs, *(a for e in sums for a in e.args))))
+        partial = (*sums, *(m.term for m in self.parts.maxima))
+        needed = tuple(dict.fromkeys((*outputs, *(a for e in partial for a in e.args))))
         graph = extract(graph, graph.name, graph.params, needed)
         s, p = self.schedule, replace(self.facts, column_sums=len(sums))
         row = row_kernel(graph, outputs, s, p)
-        placed = nest(graph, outputs, sums, row_style(row))
+        placed = nest(graph, outputs, partial, row_style(row))
         arguments = [
             *tensors(graph.params, "input"),
             *tensors(outputs, "output", handed),
             *(workspace(self.partials[e.out], self.real) for e in sums),
             *[Argument("counter_", "unsigned long long", "workspace", "counter_")] * s.dynamic,
+            *(a for a in self._arguments_of_maxima() if a.tensor not in {p.name for p in graph.params}),
         ]
         kernel = self._kernel("rows", graph, arguments, placed, row_spelling(graph, row), _row_grid(s, p), s.block)
         return replace(
@@ -135,6 +143,36 @@ class _Lowering:
             cluster=s.cluster,
             row=row,
         )
+
+    def _arguments_of_maxima(self) -> list[Argument]:
+        """What the maxima over all rows take."""
+        graph, maxima = self.parts.numbers, {m.eqn.out for m in self.parts.maxima}
+        if not maxima or not graph:
+            return []
+        words = (replace(workspace(name, DType.F32), ctype="unsigned") for name in WORDS)
+        given = (p for p in graph.params if p not in maxima)
+        return [*tensors(given, "input"), *tensors(graph.results, "output"), *words]
+
+    def _with_maxima(self, rows: Kernel, graph: Graph) -> Kernel:
+        """The kernel of the rows, which joins the maxima over all rows to the results that follow from them."""
+        assert rows.row is not None
+        eqns, terms = zip(*((m.eqn, m.term) for m in self.parts.maxima), strict=True)
+        spelling, known = row_spelling(graph, rows.row), {*rows.inputs.launch, *rows.uniform}
+        given = by_level(p for p in graph.tensors if p not in {e.out for e in eqns}).launch
+        needed = [upstream(graph.eqns, [r]) for r in graph.results]
+        maxima = Maxima(
+            maxima=named(eqns),
+            taken_into=tuple(t.accumulator for t in named(terms)),
+            taken=tuple(spelling.taken(e) for e in terms if D not in e.args[0].type.axes),
+            scalars=tuple(t for t in given if t not in known),
+            statements=tuple(u for u in spelling.statements(nest(graph, ()).launch) if u not in known),
+            results=tuple(
+                (t, next(n for n, e in enumerate(eqns) if e.out in v))
+                for t, v in zip(by_level(graph.results).launch, needed, strict=True)
+            ),
+        )
+        grid = rows.grid[0]._replace(least=rows.cluster), rows.grid[1]  # without rows, the results are what is given
+        return replace(rows, maxima=maxima, grid=grid, always=True)
 
     def _columns(self, graph: Graph, handed: tuple[Value, ...]) -> Kernel:
         """Column sums alone, a thread per vector of columns: for rows too wide to keep their sums in one block."""

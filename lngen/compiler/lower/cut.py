@@ -21,6 +21,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.places import depths, downstream, extract, upstream
 from lngen.compiler.problem.facts import refuse_axes
+from lngen.compiler.problem.maxima import Maximum, maxima_of
 from lngen.errors import LowerError
 
 
@@ -33,6 +34,7 @@ class Parts:
     finish    [D] results, and the [D] values of ``handed``, which may depend on the column sums; None without any
     numbers   results of no axes, and [D] results that depend on a reduction of a vector; None without any
     handed    values of ``rows`` and ``finish`` that ``numbers`` reads, without those that are results anyway
+    maxima    the maxima over all rows from which alone ``numbers`` follows, if the kernel of the rows completes these
     """
 
     rows: Graph
@@ -40,6 +42,7 @@ class Parts:
     finish: Graph | None
     numbers: Graph | None = None
     handed: tuple[Value, ...] = ()
+    maxima: tuple[Maximum, ...] = ()
 
 
 def cut(graph: Graph) -> Parts:
@@ -50,8 +53,9 @@ def cut(graph: Graph) -> Parts:
     by_row = tuple(r for r in graph.results if M in r.type.axes)
     late = downstream(graph.eqns, [e.out for e in graph.eqns if is_number_fold(e)]) - {*graph.params}
     numbers = tuple(r for r in graph.results if not r.type.axes or (r in late and r not in by_row))
-    handed = _handed(graph, late, numbers)
-    operands = tuple(dict.fromkeys(a for e in sums for a in e.args))
+    maxima = maxima_of(graph)
+    handed = () if maxima else _handed(graph, late, numbers)
+    operands = tuple(dict.fromkeys(a for e in (*sums, *(m.term for m in maxima)) for a in e.args))
     of_rows = tuple(v for v in handed if M in v.type.axes)
     rows = extract(graph, graph.name, graph.params, tuple(dict.fromkeys((*by_row, *of_rows, *operands))))
     _check_rows(graph, rows, late)
@@ -59,10 +63,11 @@ def cut(graph: Graph) -> Parts:
     by_column = tuple(r for r in graph.results if r not in (*by_row, *numbers))
     by_column = tuple(dict.fromkeys((*by_column, *(v for v in handed if M not in v.type.axes))))
     finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column) if by_column else None
-    end = extract(graph, graph.name, (*graph.params, *handed), numbers) if numbers else None
+    given = (*graph.params, *handed, *(m.eqn.out for m in maxima))
+    end = extract(graph, graph.name, given, numbers) if numbers else None
     for part in filter(None, (finish, end)):
         _check_narrow(graph, part)
-    return Parts(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results))
+    return Parts(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results), maxima)
 
 
 def _handed(graph: Graph, late: set[Value], results: tuple[Value, ...]) -> tuple[Value, ...]:

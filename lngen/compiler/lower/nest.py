@@ -185,20 +185,25 @@ class _Work:
         return 1 + max(ends, default=0)
 
     @cached_property
+    def of_elements(self) -> tuple[Eqn, ...]:
+        """The partial reductions whose terms are elements; a kernel takes those that are rows at the end of a row."""
+        return tuple(e for e in self.partial if any(map(self.is_element, e.args)))
+
+    @cached_property
     def stored(self) -> Mapping[Value, int]:
         """The phase that stores each result that is an element, or a number per block."""
         soon = {v: self.depth[v] for v in self.results if not self.is_outer(v)}
         if self.style.stores == "end":
             return dict.fromkeys(soon, self.count - 1)
         if self.style.stores == "last":
-            reads = (operand_depth(e, self.depth) for e in (*self.partial, *filter(self.ends_phase, self.graph.eqns)))
-            return dict.fromkeys(soon, max([*soon.values(), *reads]))
+            reading = (*self.of_elements, *filter(self.ends_phase, self.graph.eqns))
+            return dict.fromkeys(soon, max([*soon.values(), *(operand_depth(e, self.depth) for e in reading)]))
         return soon
 
     @cached_property
     def added(self) -> Mapping[Eqn, int]:
         """The phase that adds the terms of each partial reduction."""
-        return {e: self._latest(e) for e in self.partial}
+        return {e: self._latest(e) for e in self.of_elements}
 
     def _latest(self, eqn: Eqn) -> int:
         """The last phase whose results need all [M, D] inputs of the terms, or the first possible."""

@@ -10,6 +10,7 @@ from lngen.compiler.ir import WIDE, ByValue, D, DType, Graph, M, Value, preforma
 from lngen.compiler.lower.arguments import Argument
 from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
 from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
+from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import address, declaration, tensors
 from lngen.compiler.lower.nest import Nest
@@ -54,6 +55,7 @@ class Kernel:
     row                        what a kernel that processes rows decides
     column                     the same of a kernel that only adds columns
     finish                     the completion of column sums, if it is part of this kernel
+    maxima                     the maxima over all rows that it completes
     shared                     numbers of shared memory in which one block reduces vectors
     strides                    distances between the rows of an [M, D] tensor, 1 or 2; 1 without such tensors
     """
@@ -78,6 +80,7 @@ class Kernel:
     row: RowKernel | None = None
     column: ColumnKernel | None = None
     finish: Finish | None = None
+    maxima: Maxima | None = None
     shared: int = 0
     strides: int = 1
 
@@ -125,8 +128,8 @@ class Kernel:
 class Buffer:
     """A part of the workspace: ``fixed`` elements, or ``per_row`` for each row.
 
-    ``zeroed``: it holds counters of 32 or 64 bits, all zero before the first launch that uses it; every launch
-    leaves them ready for the next.
+    ``zeroed``: it holds words of 32 or 64 bits, all zero before the first launch that uses it; every launch leaves
+    them ready for the next.
     """
 
     name: str
@@ -264,6 +267,8 @@ def kernel_lines(kernel: Kernel) -> list[str]:
         lines.append(f"  shared    {kernel.dynamic} bytes of stages")
     if kernel.uniform:
         lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
+    if kernel.maxima:
+        lines.append(f"  joined    {' '.join(t.name for t, _ in kernel.maxima.results)}")
     columns = [*kernel.finish.statements] if kernel.finish else []
     for phase in kernel.phases:
         if kernel.role in ("rows", "columns"):
@@ -290,6 +295,7 @@ def _phase(phase: PhaseText) -> list[str]:
         "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
         "accumulate": [a.name for a in phase.accumulators if a.op == "Add"],
         "column max": [a.name for a in phase.accumulators if a.op == "Max"],
+        "over rows": [m.name for m in phase.maxima],
         "store": [o.name for o in (*phase.outputs, *phase.of_blocks, *phase.row_outputs)],
     }
     lines = [f"    {what:<10} {' '.join(names)}" for what, names in parts.items() if names]

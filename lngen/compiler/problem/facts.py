@@ -28,8 +28,9 @@ from lngen.compiler.ir import (
     is_segment_sum,
     print_eqn,
 )
-from lngen.compiler.ir.places import depths, folds, operand_depth
+from lngen.compiler.ir.places import Folds, depths, folds, operand_depth
 from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, suited_cluster
+from lngen.compiler.problem.maxima import of_maxima_alone
 from lngen.dtypes import READ, WRITTEN
 from lngen.errors import LowerError
 
@@ -57,7 +58,7 @@ class Problem:
     segment_values              sums of single segments, which multipass kernels have in shared memory
     column_sums                 sums and maxima over the rows of each column
     phases                      number of phases of a row
-    operations                  equations per element of a row
+    operations                  equations per element of a row, without those that only maxima over all rows need
     live                        computed [M, D] values that a later phase uses, at most
     feature_blocks              features of a block, for each axis of blocks
     block_folds                 sums and maxima over blocks of features
@@ -140,7 +141,8 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     _check_dtypes(graph)
     version = str(dict(graph.attrs).get("order", ORDERS[0]))
     row, column = _orders(graph, d, version)
-    ends = folds(graph)
+    apart = of_maxima_alone(graph)
+    ends = _ends(graph, apart)
     sums = [e for e in graph.eqns if e.op in FOLDS]
     used = {a for e in graph.eqns for a in e.args}
     found = Problem(
@@ -162,7 +164,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         segment_values=sum(is_segment_sum(e) for e in graph.eqns),
         column_sums=sum(map(is_column_fold, graph.eqns)),
         phases=len(ends) + 1,
-        operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns),
+        operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns if e not in apart),
         live=_live(graph),
         feature_blocks=tuple(a.number for a in derived_axes(graph) if a.base is D and isinstance(a.number, int)),
         block_folds=sum(map(is_block_fold, graph.eqns)),
@@ -170,6 +172,16 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     )
     _check_blocks(graph, found)
     return found
+
+
+def _ends(graph: Graph, apart: set[Eqn]) -> tuple[Folds, ...]:
+    """The ends of phases, without the reductions ``apart``."""
+
+    def kept(eqns: tuple[Eqn, ...]) -> tuple[Eqn, ...]:
+        return tuple(e for e in eqns if e not in apart)
+
+    found = (replace(f, reductions=kept(f.reductions), exchanged=kept(f.exchanged)) for f in folds(graph))
+    return tuple(f for f in found if f != Folds())
 
 
 def refuse_axes(graph: Graph) -> None:

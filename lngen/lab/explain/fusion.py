@@ -123,4 +123,7 @@ def _why(kernel: Kernel) -> str:
         where = "after a grid barrier of a cooperative launch" if kernel.phases else "by a kernel of its own"
         text += f" Reductions over all rows: {sums}. Each block stores the results of its rows. They are joined in the "
         text += f"order that the graph states, {where}."
+    if kernel.maxima:
+        text += f" Maxima over all rows: {listed(m.name for m in kernel.maxima.maxima)}. The first block stores what "
+        text += "results begin with, and each joins its own by an atomic: a maximum has no order."
     return text.strip()

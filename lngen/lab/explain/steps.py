@@ -52,14 +52,16 @@ def _steps(kernel: Kernel, plan: Plan) -> Iterator[Step]:
     made, along_d = {e.out.name: e for e in plan.graph.eqns}, {p.name for p in plan.inputs if D in p.type.axes}
     stored = {*(v.name for v in plan.outputs), *(b.name for b in plan.workspace)}
     phases = kernel.phases if kernel.role in ("rows", "columns") else ()
-    rest = (kernel.finish, *([] if phases else kernel.phases))
+    rest = (kernel.finish, kernel.maxima, *([] if phases else kernel.phases))
+    of_all = {*_defined([*(p.maxima for p in phases), kernel.maxima and kernel.maxima.maxima])}
     for n, part in enumerate((*phases, rest)):
         early = (kernel.uniform, kernel.per_row) if n == 0 else ()
         eqns = [made[name] for name in dict.fromkeys(_defined((early, part)))]
         kinds: dict[str, list[str]] = {"computes": [], "sums": [], "then": [], "columns": []}
         for e in eqns:
             of_row, name = is_row_fold(e) or is_number_fold(e), e.out.name
-            kind = "sums" if of_row else "columns" if is_column_fold(e) else ""
+            over_rows = is_column_fold(e) or name in of_all
+            kind = "columns" if over_rows else "sums" if of_row else ""
             kinds[kind or ("computes" if D in e.out.type.axes else "then")].append(name)
         defines = [e.out.name for e in eqns]
         step = {"kernel": kernel.role, "phase": n, "inside": n < len(phases), **kinds, "defines": defines}
@@ -113,7 +115,7 @@ def columns(kernel: Kernel) -> tuple[str, ...]:
     """What happens in the columns of ``lives``."""
     if kernel.row is None:
         return "reads", "computes", "stores"
-    last = ("after the rows",) if kernel.accumulators else ()
+    last = ("after the rows",) if kernel.accumulators or kernel.maxima else ()
     return "before the rows", "a row arrives", *(f"phase {p.number}" for p in kernel.phases), *last
 
 
@@ -166,6 +168,8 @@ def _of_rows(kernel: Kernel, plan: Plan) -> Iterator[tuple[str, str, float, floa
             yield name, GLOBAL, at - EDGE, at
     finished = [a.tensor for a in kernel.arguments if a.kind == "output" and a.tensor not in stored]
     yield from ((name, GLOBAL, end + 1 - EDGE, end + 1) for name in finished)
+    for most in kernel.maxima.maxima if kernel.maxima else ():
+        yield most.name, REGISTERS, BEFORE + EDGE, end + 1 - EDGE
     for total in kernel.accumulators:
         yield total.name, REGISTERS, BEFORE + EDGE, end
         yield from [(total.name, SHARED, end, end + 1 - EDGE)] * (row.flush in ("in turn", "ring"))

@@ -195,6 +195,7 @@ class PhaseText:
     loop         adds to column sums and computes the results that the phase stores
     outputs      [M, D] results stored, and ``of_blocks`` results with a number per block
     accumulators column sums added to
+    maxima       maxima over all rows taken into
     reduces      the reductions that end the phase
     exchanged    the sums of segments that the blocks of a cluster then exchange, by name
     after        the statements and the sums over segments that depend on the reductions
@@ -216,6 +217,7 @@ class PhaseText:
     releases: bool = False
     broadcast: bool = False
     kept: tuple[Tensor, ...] = ()
+    maxima: tuple[Sum, ...] = ()
 
     @property
     def loops(self) -> tuple[LoopText, ...]:
@@ -241,6 +243,7 @@ class PhaseText:
         parts = {
             "column sums": added["Add"],
             "column maxima": added["Max"],
+            "maxima over rows": [s.name for s in self.maxima],
             "reduce": sums,
             "store": [t.name for t in (*self.outputs, *self.of_blocks)],
         }

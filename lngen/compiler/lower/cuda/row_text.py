@@ -261,6 +261,7 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         inputs=Inputs(element, vector, widened, at_use),
         when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
         partial_when="if (stream_.has_row()) ",
+        held_when=f"if (stream_.has_row(){'' if row.exact else ' && Row::holds(v_, i_)'}) ",
         call=lambda eqns: _call(row, eqns[0]),
         array=f"__shared__ {array}" if s.form == "multipass" else array,
         cluster=s.cluster > 1,

@@ -16,6 +16,7 @@ from lngen.compiler.ir import (
     Graph,
     Value,
     ctype,
+    is_column_fold,
     is_join,
     is_segment_size,
     is_segment_sum,
@@ -133,7 +134,8 @@ class Spelling:
     inputs          the C expressions of inputs
     store           where an element of a result is stored, by its name
     when            the condition before a term of a reduction that ends a phase
-    partial_when    the condition before a term of a partial reduction, and ``partial``, to what it is added
+    partial_when    the condition before a term of a column sum, and ``partial``, to what it is added
+    held_when       the condition before an element that is taken into a maximum over all rows
     call            of the reductions of a loop: the device function and its arguments before the terms
     layout          of the same: the layout of a vector of features
     array           the declaration of the array of the sums of segments
@@ -148,6 +150,7 @@ class Spelling:
     when: str = ""
     partial_when: str = ""
     partial: str = "{}_sums_[v_][i_]"
+    held_when: str = ""
     call: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
     layout: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
     array: str = ""
@@ -161,6 +164,16 @@ class Spelling:
         """The lines of equations outside loops."""
         return tuple(map(self.inputs.statement, eqns))
 
+    def added(self, eqn: Eqn) -> tuple[str, str]:
+        """The condition before a term of a partial reduction, and to what it is added."""
+        if is_column_fold(eqn):
+            return self.partial_when, self.partial.format(eqn.out.name)
+        return self.held_when, f"{eqn.out.name}_acc_"
+
+    def taken(self, eqn: Eqn) -> Statement:
+        """The statement that takes the number of a row into a maximum over all rows."""
+        return _term(eqn, self.inputs, self.partial_when, f"{eqn.out.name}_acc_")
+
 
 def phase_texts(graph: Graph, placed: Nest, spelling: Spelling) -> tuple[PhaseText, ...]:
     """The text of a nest, phase by phase."""
@@ -169,12 +182,14 @@ def phase_texts(graph: Graph, placed: Nest, spelling: Spelling) -> tuple[PhaseTe
 
 def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
     loop = found.loop
+    partial = loop.terms if loop else ()
     return PhaseText(
         number=found.number,
-        loop=_loop(loop, s, s.partial_when, s.partial) if loop else None,
+        loop=_loop(loop, s, s.added) if loop else None,
         outputs=_outputs(loop, s) if loop else (),
         of_blocks=tensors(loop.of_blocks if loop else ()),
-        accumulators=named(loop.terms if loop else ()),
+        accumulators=named(filter(is_column_fold, partial)),
+        maxima=named(e for e in partial if not is_column_fold(e)),
         reduces=tuple(_reduce(fold, s) for fold in found.folds),
         after=tuple(_after(graph, e, found.number, s) for e in found.after),
         row_outputs=tensors(found.stores),
@@ -209,14 +224,17 @@ def _reduce(loop: Loop, s: Spelling) -> Reduce:
         results=results,
         declaration=s.array.format(real=real, array=results) if of_segments else f"{real} {names};",
         sums=sums,
-        loop=_loop(loop, s, s.when, "{}_acc_"),
+        loop=_loop(loop, s, lambda e: (s.when, f"{e.out.name}_acc_")),
         whole_row=not of_segments,
         kept=tensors(loop.keep),
     )
 
 
-def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
-    """The lines of a loop: loads and numbers of segments, then equations, terms and stores."""
+def _loop(loop: Loop, s: Spelling, added: Callable[[Eqn], tuple[str, str]]) -> LoopText:
+    """The lines of a loop: loads and numbers of segments, then equations, terms and stores.
+
+    ``added``: the condition before a term, and to what it is added.
+    """
     ready = {v: f"{v.name}_row_[v_][i_]" for v in loop.ready}
     own = {v: f"{v.name}_own_[s_]" for v in loop.segments}
     inputs = replace(s.inputs, element={**s.inputs.element, **ready, **own})
@@ -229,7 +247,7 @@ def _loop(loop: Loop, s: Spelling, when: str, target: str) -> LoopText:
         vector=tuple(loads),
         element=(
             *(line for e in loop.element if e.out not in pairs for line in _computed(e, inputs, loop.keep)),
-            *(_term(e, inputs, when, target.format(e.out.name)) for e in loop.terms),
+            *(_term(e, inputs, *added(e)) for e in loop.terms),
             *(_stored(v, pairs.get(v), s, inputs) for v in loop.stores),
         ),
         inputs=tuple(p.name for p in loop.inputs),
@@ -249,7 +267,7 @@ def _stored(value: Value, cast: Eqn | None, s: Spelling, inputs: Inputs) -> Stat
 
 def _meeting(loop: Loop, s: Spelling) -> LoopText:
     """The loop in which every thread shares the sum or the maximum of each of its vectors, from left to right."""
-    text, sums = _loop(loop, s, "", "{}_acc_"), named(loop.terms)
+    text, sums = _loop(loop, s, lambda e: ("", f"{e.out.name}_acc_")), named(loop.terms)
     begin = (Statement(f"{t.real} {t.accumulator} = {t.functor}::neutral();") for t in sums)
     share = (Statement(f"share_vector<Row>({t.of_vectors}, v_, {t.accumulator});") for t in sums)
     return replace(text, vector=(*text.vector, *begin), after=tuple(share))
