@@ -74,16 +74,34 @@ def laid_out(buffers: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
 
 # ---- rows ----
 
-# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on.
+# Elements from a row to the next. Of rows at two distances, first from one row to the one ``inner`` rows on. Of an
+# array that is stored by columns, from a column to the next.
 Distance = Union[int, tuple[int, int]]
 
-ROW_KINDS = ("rows", "inner", "stride", "outer_stride")  # of arguments: how many rows there are, and where they lie
+# Of arguments: how many rows there are, and where they lie.
+ROW_KINDS = ("rows", "inner", "stride", "outer_stride", "column_stride", "padded")
+
+PADDED = 4  # the distance of columns is a multiple of that: 16 bytes of f32, as TMA asks for
+
+
+def padded(rows: int) -> int:
+    """The rows of a column, with what is behind them in a new array."""
+    return -(-rows // PADDED) * PADDED
 
 
 def row_argument(kind: str, rows: int, inner: int, distance: Distance) -> int:
-    """An argument of one of these kinds; rows at one distance lie at two as well."""
+    """An argument of one of these kinds; rows at one distance lie at two as well.
+
+    ``distance``: of columns 0 for a new array, which has zeros behind the rows. In a given one the kernel leaves alone
+    what is there.
+    """
     if kind in ("rows", "inner"):
         return rows if kind == "rows" else inner
+    if kind == "padded":
+        return rows if distance else padded(rows)
+    if kind == "column_stride":
+        assert isinstance(distance, int)
+        return distance or padded(rows)
     outer, stride = distance if isinstance(distance, tuple) else (inner * distance, distance)
     return outer if kind == "outer_stride" else stride
 

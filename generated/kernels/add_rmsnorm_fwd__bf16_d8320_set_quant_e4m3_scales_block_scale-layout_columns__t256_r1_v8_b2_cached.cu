@@ -75,7 +75,8 @@ extern "C" __global__ void __launch_bounds__(256, 2)
 add_rmsnorm_fwd__bf16_d8320_set_quant_e4m3_scales_block_qscalequlayout_columns__t256_r1_v8_b2_cached__rows(
     const long long rows_, const bf16* x_ptr_, const long long x_stride_, const bf16* residual_ptr_,
     const long long residual_stride_, const bf16* __restrict__ gamma_ptr_, e4m3* q_ptr_, const long long q_stride_,
-    float* __restrict__ q_scale_ptr_, bf16* h_ptr_, const long long h_stride_, float* __restrict__ rstd_ptr_)
+    float* __restrict__ q_scale_ptr_, const long long q_scale_stride_, const long long q_scale_padded_, bf16* h_ptr_,
+    const long long h_stride_, float* __restrict__ rstd_ptr_)
 {
     using Row = PartialRowLayout<Block</* threads */ 256, /* rows */ 1>, /* D */ 8320, /* segment */ 4160,
         /* vector */ 8, /* run */ 8, /* access */ 8>;
@@ -199,8 +200,8 @@ add_rmsnorm_fwd__bf16_d8320_set_quant_e4m3_scales_block_qscalequlayout_columns__
             const float q32 = fmaf(under_1, inverse_1, near_1);          // %q32 = fma %under_1, %inverse_1, %near_1
             q_out_[i_] = q32;                                            // %q = cast %q32 {to=e4m3}
         }
-        if (stream_.has_row()) store_block_by_columns<Row, /* features */ 128>(q_scale_ptr_, stream_.row, rows_, v_,
-            q_scale);
+        if (stream_.has_row()) store_block_by_columns<Row, /* features */ 128>(q_scale_ptr_, q_scale_stride_,
+            stream_.row, rows_, q_scale_padded_, v_, q_scale);
         if (stream_.has_row()) store_pairs<Row, PlainStore>(q_ptr_ + stream_.row * q_stride_, v_, q_out_);
     }
 }

@@ -9,14 +9,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Type, Value
-from lngen.compiler.ir.types import PADDED
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
-from lngen.rules import ALIGNMENT, ROW_KINDS, RULES
+from lngen.rules import ALIGNMENT, PADDED, ROW_KINDS, RULES
 
 
 def call(spec: Spec, graph: Graph) -> dict[str, Any]:
@@ -122,15 +121,9 @@ def _tensor(spec: Spec, graph: Graph, value: Value, role: str) -> dict[str, Any]
         "dtype": str(value.type.dtype),
         "element_bytes": value.type.dtype.size,
         "axes": [str(a) for a in value.type.axes],
-        "shape": _shape(value.type),
+        "shape": [_length(a) for a in value.type.axes],
         "added_to": next((p.name for p in graph.tensors if p.name == accumulated(value.name)), None),
     }
-
-
-def _shape(typ: Type) -> list[str]:
-    """The length of each axis; of rows behind columns, with what is behind them."""
-    lengths = [_length(a) for a in typ.axes]
-    return [lengths[0], f"roundup(M, {PADDED})"] if typ.by_columns else lengths
 
 
 def _length(axis: Axis) -> str:
@@ -147,8 +140,10 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
     """
     axes, size = value.type.axes, value.type.dtype.size
     alignment = plan.alignment(value) if D in axes else size
+    if value.type.by_columns:
+        return {"alignment": alignment, "strides": ["column_stride", "1"], "stride_multiple": PADDED}
     if axes != WIDE:
-        inner = _shape(value.type)[1:]
+        inner = [_length(a) for a in axes[1:]]
         return {"alignment": alignment, "strides": [*inner, "1"][-len(axes) :] if axes else []}
     if plan.contiguous:
         return {"alignment": alignment, "strides": ["D", "1"], "stride_multiple": plan.spec.d}

@@ -16,6 +16,7 @@ from .array_rules import (
     arranged,
     check_layout,
     check_rows,
+    column_stride,
     leading,
     near,
     present,
@@ -42,7 +43,8 @@ class NoHostArrays:
 class Recipe(NamedTuple):
     """What a call needs for arrays of one layout, in addition to their addresses.
 
-    strides      elements from row to row of each array; inner: the number of rows before the outer distance
+    strides      elements from row to row of each array, or from column to column of a given one; inner: the number of
+                 rows before the outer distance
     makers       allocate the results that are not given
     alignments   for each array, the bytes of which its address has to be a multiple in the kernels for aligned arrays
     vec          the widest access, in elements, that the strides allow; None if the strides suit those kernels
@@ -301,7 +303,7 @@ class ArrayCall(ABC):
         narrow = self.narrower(described)
         while any(step % narrow for step, _ in wide):
             narrow //= 2
-        makers = tuple([library.maker(t.shape(rows, d), t.dtype, device) for t in self.outputs])
+        makers = tuple([library.maker(t.shape(rows, d), t.dtype, device, t.strides(rows, d)) for t in self.outputs])
         close = near(spans, len(self.inputs))
         return Recipe(
             device,
@@ -322,16 +324,20 @@ class ArrayCall(ABC):
     def _distances(
         self, arrays: Sequence[tuple[Tensor, Layout]], rows: tuple[int, ...]
     ) -> tuple[dict[str, Distance], int]:
-        """Elements from row to row by name, those of a new array as well, and the number of inner rows.
+        """Elements from row to row by name, those of a new array as well, or from column to column of a given one.
+
+        And the number of inner rows.
 
         ArrayError if rows lie otherwise, or overlap in an array that is written.
         """
-        strides: dict[str, Distance] = {t.name: self.d for t in self.outputs}
+        strides: dict[str, Distance] = {t.name: self.d for t in self.outputs if not t.by_columns}
         two: list[tuple[Tensor, Layout]] = []
         for tensor, layout in arrays:
             if self.strides == 2 and tensor.wide:
                 check_rows(tensor, layout)
                 two.append((tensor, layout))
+            elif tensor.by_columns:
+                strides[tensor.name] = column_stride(tensor, layout)
             else:
                 strides[tensor.name] = row_stride(tensor, layout, written=tensor in self.outputs)
         found, inner = two_distances(two, rows, self.outputs)

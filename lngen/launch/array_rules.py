@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 from ..dtypes import BYTES
 from ..errors import ArrayError
-from ..rules import Distance
+from ..rules import PADDED, Distance, padded
 from .arrays import Layout
 from .signature import Tensor
 
@@ -115,6 +115,21 @@ def row_stride(value: Tensor, layout: Layout, *, written: bool) -> int:
     return stride
 
 
+def column_stride(value: Tensor, layout: Layout) -> int:
+    """Elements from one column to the next; ArrayError if columns do not lie so that a kernel can write to them."""
+    _, shape, strides, _ = layout
+    rows = math.prod(shape[1:])
+    wanted = [math.prod(shape[place + 1 :]) for place in range(1, len(shape))]
+    dense = all(n == 1 or found == step for n, found, step in zip(shape[1:], strides[1:], wanted))
+    apart = strides[0] if shape[0] > 1 and rows else padded(rows)
+    if rows and not (dense and apart >= rows and apart % PADDED == 0):
+        raise ArrayError(
+            f"'{value.name}' is expected to have strides ({', '.join(map(str, ['A', *wanted]))}) in elements, A a "
+            f"multiple of {PADDED} from {rows} on, got {tuple(strides)}; pass a slice of a larger array."
+        )
+    return apart
+
+
 def _one_stride(value: Tensor, dims: list[tuple[int, int]], layout: Layout) -> int | None:
     """The stride of the flattened outer dimensions, None if there is at most one row."""
     for (_, outer), (n, inner) in zip(dims, dims[1:]):
@@ -192,16 +207,15 @@ Placed = Optional[tuple[int, Optional[Span]]]  # an address and the memory there
 
 
 def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) -> Span | None:
-    """The memory of ``value`` with ``rows`` rows, ``stride`` elements from one to the next if it is [M, D].
+    """The memory of ``value`` with ``rows`` rows, ``stride`` elements from one row, or one column, to the next.
 
     Of rows at two distances, ``inner`` are side by side, and ``rows`` is a multiple of that.
     """
-    shape = value.shape(rows, d)
-    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    shape, strides = value.shape(rows, d), value.strides(rows, d)
     if value.wide and isinstance(stride, tuple):
-        shape, strides = (rows // inner, inner, d), [*stride, 1]
-    elif value.wide and isinstance(stride, int):
-        strides = [stride, 1]
+        shape, strides = (rows // inner, inner, d), (*stride, 1)
+    elif (value.wide or value.by_columns) and isinstance(stride, int):
+        strides = (stride, 1)
     return Span.of(shape, [step * value.size for step in strides], value.size)
 
 

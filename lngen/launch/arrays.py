@@ -15,10 +15,16 @@ from typing import Any, Protocol
 from ..dtypes import BYTES, READ
 from ..errors import ArrayError, MissingError
 from ..files import load_cupy
+from .signature import contiguous
 
 # Everything about an array but its address: the library's own dtype, shape, strides, device (-1: CPU). ``describe``
 # gives strides in the library's own unit, which costs nothing per call; ``in_elements`` converts them.
 Layout = tuple[Any, Sequence[int], Sequence[int], int]
+
+
+def has_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """True for strides of which the first is more than what lies there."""
+    return len(strides) > 0 and strides[0] > math.prod(shape[1:])
 
 
 def torch_dtypes() -> dict[str, Any]:
@@ -46,8 +52,11 @@ class Library(Protocol):
     def stream(self, device: int) -> int:
         """The library's current stream, as a pointer."""
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
-        """A function that makes a new array, uninitialised."""
+    def maker(self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()) -> Callable[[], Any]:
+        """A function that makes a new array, uninitialised; of other ``strides`` than a contiguous one, in elements.
+
+        Such an array has all the memory of its first dimension.
+        """
 
 
 class Torch:
@@ -83,10 +92,12 @@ class Torch:
     def _public_stream(self, device: int) -> int:
         return int(self.current_stream(device).cuda_stream)
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    def maker(self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()) -> Callable[[], Any]:
         options = {"dtype": self.to_torch[dtype], "device": self.make_device("cuda", device)}
-        return partial(self.new, tuple(shape), tuple(strides), **options)
+        if has_gaps(shape, strides):
+            whole, lies = (shape[0] * strides[0],), (tuple(shape), tuple(strides))
+            return lambda: self.new(whole, (1,), **options).as_strided_(*lies)
+        return partial(self.new, tuple(shape), contiguous(shape), **options)
 
 
 class CuPy:
@@ -145,10 +156,16 @@ class CuPy:
     def stream(self, device: int) -> int:
         return int(self.current_stream().ptr)
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], Any]:
+    def maker(self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()) -> Callable[[], Any]:
+        gaps = has_gaps(shape, strides)
+        whole = (shape[0] * strides[0],) if gaps else tuple(shape)
+
         def make() -> Any:
             with self.cupy.cuda.Device(device):
-                return self.cupy.empty(tuple(shape), self.new_as[dtype])
+                made = self.cupy.empty(whole, self.new_as[dtype])
+                if not gaps:
+                    return made
+                return self.cupy.ndarray(shape, made.dtype, made.data, [made.itemsize * step for step in strides])
 
         return make
 

@@ -8,7 +8,6 @@ dispatcher's way, with the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from threading import get_ident
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 from .array_call import WIDEST, ArrayCall
-from .arrays import library_of, torch_dtypes
+from .arrays import has_gaps, library_of, torch_dtypes
 
 TO_TORCH = torch_dtypes()
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # no subclass, such as a FakeTensor or a DTensor
@@ -42,11 +41,6 @@ def maker(device: torch.device) -> Callable[..., Tensor]:
     if fast is None or torch.cuda.device_count() > 1:
         return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
     return fast
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
 on_gpu: Callable[[Tensor], bool] = attrgetter("is_cuda")
@@ -118,6 +112,9 @@ class Kernels:
         self.bound.give(self.values)
         self.recipe.bounds[self.recipe.vec] = self.bound  # for the general launch too
         self.count = len(call.outputs) - shared
+        lead = call.lead([t.shape for t in (*given[: len(given) - out], *more)])
+        stored = call.outputs[: self.count]
+        self.made: list[Made] = [(v.shape(lead, call.d), v.strides(lead, call.d), TO_TORCH[v.dtype]) for v in stored]
         numbers = call.outputs[self.count :]
         self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
         self.run: Run = self._written(given)
@@ -146,7 +143,7 @@ class Kernels:
         results = tensors[-1:] if self.out else [f"r{n}" for n in range(self.count)]
         pointed = [*tensors[: len(given) - self.out], *addresses, *results]
         pointers = [f"p{n}" for n in range(len(pointed))] + [f"p + {offset}" for offset in self.offsets]
-        lines = [] if self.out else [f"r{n} = new(*made{n})" for n in range(self.count)]
+        lines = [] if self.out else [f"r{n} = {self._new(n)}" for n in range(self.count)]
         lines += ["r = new(*made)", "p = r.data_ptr()"] if self.offsets else []
         lines += [f"p{n} = {name}" + ".data_ptr()" * (name[0] != "n") for n, name in enumerate(pointed)]
         aligned = [p for p, name in zip(pointers, pointed) if name not in addresses]
@@ -161,6 +158,11 @@ class Kernels:
         exec(text, known)
         return known["run"]
 
+    def _new(self, number: int) -> str:
+        """What makes a result, as Python."""
+        shape, strides, _ = self.made[number]
+        return f"new(*whole{number}).as_strided_(*lies{number})" if has_gaps(shape, strides) else f"new(*made{number})"
+
     def _launches(self, pointers: Sequence[str]) -> list[str]:
         """The lines that launch on ``s``, with the status of the driver in ``failed``."""
         numbers = range(len(self.bound.launches))
@@ -174,19 +176,19 @@ class Kernels:
     def _known(self, like: Tensor) -> dict[str, Any]:
         """What the names in that text mean."""
         call, recipe, bound = self.call, self.recipe, self.bound
-        lead = call.lead([t.shape for t in (*self.given[: len(self.given) - self.out], *self.more)])
         known = {"launch": call.launch, "library": self.library, "recipe": recipe, "values": self.values}
         known |= {"new": maker(like.device), "workspaces": call.workspaces.of}
         known |= {"stream": self.library.stream, "device": recipe.device, "bound": bound, "name": bound.name}
         known |= {"pack": bound.pack, "block": bound.block, "place": bound.place}
         for n, launch in enumerate(bound.launches):
             known |= {f"config{n}": launch.config, f"given{n}": launch.given, "driver": launch.call}
-        results = [(v.shape(lead, call.d), TO_TORCH[v.dtype]) for v in call.outputs]
-        self.made: list[Made] = [(shape, contiguous(shape), dtype) for shape, dtype in results[: self.count]]
-        known |= {f"made{n}": made for n, made in enumerate(self.made)}
+        for n, (shape, strides, dtype) in enumerate(self.made):
+            known[f"made{n}"] = shape, strides, dtype
+            if has_gaps(shape, strides):
+                known |= {f"whole{n}": ((shape[0] * strides[0],), (1,), dtype), f"lies{n}": (shape, strides)}
         self.numbers: Made | None = None
         if self.offsets:
-            known["made"] = self.numbers = (len(self.offsets) * recipe.rows,), (1,), results[-1][1]
+            known["made"] = self.numbers = (len(self.offsets) * recipe.rows,), (1,), TO_TORCH[call.outputs[-1].dtype]
         return known
 
 

@@ -93,11 +93,19 @@ class Loaded:
             )
 
     def bind(self, rows: int, strides: Mapping[str, Distance], inner: int = 1) -> Bound:
-        """The launch for ``rows`` rows and the given row strides, in elements by tensor name.
+        """The launch for ``rows`` rows at the given distances, in elements by tensor name.
 
-        ``inner``: of rows at two distances, the number of rows that are side by side. LngenError for too many rows.
+        strides  of rows; and of columns, but in a new array, where zeros are written behind the rows
+        inner    of rows at two distances, the number of rows that are side by side
+
+        LngenError for too many rows.
         """
         return Bound(self, rows, strides, inner)
+
+    def contiguous(self, rows: int) -> dict[str, Distance]:
+        """The distances of rows, and of columns, in contiguous arrays that are given."""
+        tensors, d = self.described["tensors"], self.described["spec"]["d"]
+        return {t["name"]: rows if t["axes"][1:] == ["M"] else d for t in tensors}
 
     def __call__(
         self,

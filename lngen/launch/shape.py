@@ -11,6 +11,7 @@ from typing import Any
 
 from ..dtypes import READ
 from ..files import shown
+from ..rules import ROW_KINDS
 from .signature import LENGTH, OF_EPS, WIDE
 
 SCHEMA_VERSION = 5
@@ -31,7 +32,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WHOLE, _COUNT, _BYTES = range(2**62), range(1, 2**62), range(2**31)
 _SOME, _TEXT, _TEXTS = (_COUNT, type(None)), (str, type(None)), ([str], type(None))
 _DTYPES = {t.value: t.size for t in READ}
-_KINDS = {"input", "output", "workspace", "rows", "inner", "stride", "outer_stride", "value"}
+_KINDS = {"input", "output", "workspace", "value", *ROW_KINDS}
 _EXTENT = {"fixed": (range(1, 2**31), type(None)), "per": _SOME, "limit": _SOME, "times": _COUNT, "least": _WHOLE}
 _KERNEL = {
     "name": _NAME,
@@ -62,7 +63,7 @@ _TENSOR = {
     "element_bytes": {*_DTYPES.values()},
     "axes": [_NAME],
     "shape": [LENGTH],
-    "strides": [({"stride", "outer_stride"}, LENGTH)],
+    "strides": [({"stride", "outer_stride", "column_stride"}, LENGTH)],
     "alignment": _COUNT,
     "added_to": _TEXT,
 }
@@ -171,7 +172,9 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
             return f"adds {shown(t['name'])} to what is no input"
     rows = [t["name"] for t in tensors if t["axes"] == ["M", "D"]]
     numbers = [n["name"] for n in call["numbers"]]
+    columns = [t["name"] for t in tensors if t["strides"][:1] == ["column_stride"]]
     of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows}
+    of_kind |= {"column_stride": columns, "padded": columns}
     for a in (a for kernel in kernels for a in kernel["arguments"]):
         if a["tensor"] not in of_kind[a["kind"]] if a["kind"] in of_kind else a["tensor"] is not None:
             return f"has an argument {shown(a['name'])} of what there is not"
@@ -197,11 +200,12 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
 def _is_array(t: Mapping[str, Any]) -> bool:
     """True for axes that a tensor can have: rows, then features or what is derived from them, each with its length.
 
-    A tensor that is stored by columns has rows last, and behind them what makes them a multiple.
+    A tensor that is stored by columns has rows last, and its columns a distance.
     """
     axes, bases, steps = t["axes"], WIDE, len(t["strides"]) - (t["strides"][:1] == ["outer_stride"])
-    if len(axes) == 2 == len(t["shape"]) and axes[1] == "M":
-        return steps == 2 and axes[0] not in bases and t["shape"][0] not in bases and "roundup(M" in t["shape"][1]
+    if (len(axes) == 2 and axes[1] == "M") or "column_stride" in t["strides"]:
+        by_columns = t["strides"] == ["column_stride", "1"] and t["shape"][1:] == axes[1:] == ["M"]
+        return by_columns and axes[0] not in bases and t["shape"][0] not in bases
     known = [axis == size if axis in bases else size not in bases for axis, size in zip(axes, t["shape"])]
     return all(known) and len(axes) == len(t["shape"]) == steps < 3 and "M" not in axes[1:]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from numbers import Real
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import ArrayError
 from ..files import shown
-from ..rules import RULES
+from ..rules import RULES, padded
 
 # ---- lengths ----
 
@@ -57,11 +57,17 @@ def length(text: str, rows: int, d: int) -> int:
     return Length.of(text, d)(rows)
 
 
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous array, in elements."""
+    return tuple([math.prod(shape[n + 1 :]) for n in range(len(shape))])
+
+
 class Tensor(NamedTuple):
     """An input or result of a call.
 
     dtype    one of lngen.dtypes; ``size``: bytes of an element
-    axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number; ("M", "B") with one per block
+    axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number; ("M", "B") with one per block,
+             ("B", "M") if these are stored by columns
     lengths  of the axes, as expressions of M and D; those of M and D themselves if empty
     """
 
@@ -81,6 +87,16 @@ class Tensor(NamedTuple):
     def wide(self) -> bool:
         """True for [M, D]."""
         return self.axes == WIDE
+
+    @property
+    def by_columns(self) -> bool:
+        """True for [B, M]."""
+        return self.axes[1:] == ("M",)
+
+    def strides(self, rows: Union[int, tuple[int, ...]], d: int) -> tuple[int, ...]:
+        """The strides of a new array of that ``shape``, in elements; columns have a distance of their own."""
+        steps = contiguous(self.shape(rows, d))
+        return (padded(steps[0]), *steps[1:]) if self.by_columns else steps
 
     def shape(self, rows: Union[int, tuple[int, ...]], d: int) -> tuple[int, ...]:
         """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""

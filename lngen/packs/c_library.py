@@ -16,7 +16,7 @@ from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.signature import Length
 from lngen.packs.manifest import Facts, Manifest
-from lngen.rules import ALIGNMENT, MOST_BLOCKS, RULES
+from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
@@ -42,7 +42,7 @@ class Wanted:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": OF_EPS, "embedded": self.embed}
-        given |= {"alignment": ALIGNMENT, "most_blocks": MOST_BLOCKS}
+        given |= {"alignment": ALIGNMENT, "most_blocks": MOST_BLOCKS, "row_kinds": ROW_KINDS}
         given |= {"dtypes": READ, "dl_types": [_dl_type(t) for t in READ]}
         given |= {"structs": STRUCTS, "tables": TABLES, "library": library, **_cpp(library.groups)}
         texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
@@ -97,6 +97,7 @@ class Group:
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
         self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
         ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
+        ends |= {t: ("_stride",) for t in self.names if self._by_columns(t)}
         self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
 
     def offset(self, field: str) -> str:
@@ -115,6 +116,9 @@ class Group:
 
     def _wide(self, tensor: str) -> bool:
         return any(t["axes"] == ["M", "D"] for t in self._of(tensor))
+
+    def _by_columns(self, tensor: str) -> bool:
+        return any(t["axes"][1:] == ["M"] for t in self._of(tensor))
 
     @property
     def fields(self) -> Iterator[str]:
@@ -259,6 +263,7 @@ STRUCTS = {
     "tensor": (
         "const char *name;", "kind role;", "lngen_dtype dtype;", "int axes;", "length shape[2];",
         "int64_t element_bytes, alignment, stride_multiple;", "int contiguous; /* no stride is the caller's choice */",
+        "int by_columns; /* rows are its last axis */",
         "uint64_t in_place; /* a bit for each tensor whose place it may take */",
         "size_t pointer, stride, outer_stride; /* offsets in the arguments; 0: no such field */",
     ),
@@ -417,6 +422,7 @@ def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> 
         **dict(zip(("pointer", "stride", "outer_stride"), [*offsets, 0, 0], strict=False)),
         "axes": len(shape),
         "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
+        "by_columns": tensor["axes"][1:] == ["M"],
         "contiguous": not {"stride", "outer_stride"} & {*tensor["strides"]},
         "in_place": f"{sum(1 << names.index(other) for other in entry['in_place']['outputs'].get(name, ()))}u",
     }

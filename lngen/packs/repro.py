@@ -103,7 +103,8 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     def argument(a: Argument) -> str | tuple[str, float]:
         if a.kind == "value":
             return f"c_{a.ctype}", float(numbers[a.tensor])
-        return ("c_longlong", row_argument(a.kind, rows, 1, spec.d)) if a.kind in ROW_KINDS else a.tensor
+        distance = rows if a.kind in ("column_stride", "padded") else spec.d
+        return ("c_longlong", row_argument(a.kind, rows, 1, distance)) if a.kind in ROW_KINDS else a.tensor
 
     return {
         "spec": str(spec),

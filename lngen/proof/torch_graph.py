@@ -26,10 +26,10 @@ from lngen.compiler.ir import (
     unequal,
     values_of,
 )
-from lngen.compiler.ir.types import padded
 from lngen.dtypes import QUANTISED, DType
 from lngen.errors import LngenError
 from lngen.launch.arrays import torch_dtypes
+from lngen.rules import padded
 
 Tensor = Any
 """A tensor over [M, D], of size 1 along every axis that its value lacks; a constant is a Python number."""
@@ -162,7 +162,7 @@ def _gather(call: Call, producer: Eqn | None, value: Value, x: Tensor) -> Tensor
         x = call.tensor(x, producer)
     if value.type.by_columns:
         rows = call.size(M)
-        return call.torch.nn.functional.pad(x.mT, (0, padded(rows) - rows))
+        return call.torch.nn.functional.pad(x.mT, (0, padded(rows) - rows))[:, :rows]
     return x.reshape(tuple([call.size(axis) for axis in value.type.axes]))
 
 

@@ -126,7 +126,8 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
     """Results without content, for tensors that have none."""
     lead = leading_of(one, tensors)
-    return [tensors[0].new_empty(v.shape(lead, one.spec.d), dtype=TO_TORCH[v.dtype]) for v in one.results]
+    layouts = [(v.shape(lead, one.spec.d), v.strides(lead, one.spec.d), TO_TORCH[v.dtype]) for v in one.results]
+    return [tensors[0].new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
 
 
 # PyTorch's dtypes that NumPy lacks, as those of ml_dtypes and as PyTorch's whole numbers of the same bits.

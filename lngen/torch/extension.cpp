@@ -103,7 +103,14 @@ struct Layout {
     dtype = reinterpret_cast<THPDtype*>(py::object(given[2]).ptr())->scalar_type;
   }
 
-  Tensor make(const Tensor& like) const { return empty(sizes, strides, dtype, like); }
+  // A new tensor. Columns that are further apart than what lies in them all have that much memory.
+  Tensor make(const Tensor& like) const {
+    const auto whole = sizes.empty() ? 1 : sizes[0] * strides[0];
+    if (whole <= c10::multiply_integers(sizes)) return empty(sizes, strides, dtype, like);
+    auto made = empty({whole}, {1}, dtype, like);
+    made.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+    return made;
+  }
 
   // True for a tensor like this one, with the dispatch keys of a plain tensor: no subclass, transform or lazy sign.
   bool fits(const Tensor& tensor, c10::DispatchKeySet keys, c10::Device device) const {

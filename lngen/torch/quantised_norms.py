@@ -139,10 +139,7 @@ def _quantised(
     results = norm(WAYS[graph], shape, (*tensors, *numbers, None), eps, options)
     found: list[Any] = [given if n is None else results[n] for n in order]
     q, scale, *others = found
-    if keys.get("scale_layout") == "columns":
-        lead = q.shape[: q.dim() - (1 if isinstance(shape, int) else len(shape))]
-        scale = scale[:, : lead.numel()].T.unflatten(0, lead)
-    return q, scale, *others
+    return q, scale.movedim(0, -1) if keys.get("scale_layout") == "columns" else scale, *others
 
 
 @constant

@@ -16,7 +16,7 @@ import pytest
 
 from calls import GIVEN, TABLE, THREADED, Call, Memory
 from fake_driver import FakeDriver
-from launchers import LAUNCHERS, Host, Launcher, wrong
+from launchers import LAUNCHERS, C, CCall, Host, Launcher, wrong
 from sampling import grid
 
 CAPTURE = 5
@@ -60,6 +60,19 @@ def test_results_are_given_in_turns(launcher: Launcher, gpu: FakeDriver) -> None
     for name in ("y apart", "h apart", "y apart"):
         with memory_of(gpu, TABLE[name]) as (memory, host):
             assert wrong(launcher, memory, host) == []
+
+
+@pytest.mark.parametrize("launcher", ["c"], indirect=True)
+def test_c_writes_zeros_behind_columns_without_a_stride(launcher: C, gpu: FakeDriver) -> None:
+    """Those of Python's new arrays are looked at where they are read (fake_arrays.py)."""
+    with memory_of(gpu, TABLE["columns 8 apart, rows (6,)"]) as (memory, host):
+        call = CCall(launcher.library, launcher.groups[str(memory.spec)], memory, host)
+        call.fields["q_scale_stride"] = 0
+        call.prepare()
+        call.launch()
+        assert call.wrong() == ["q_scale: written beside the results"]
+        scale = host.view("q_scale")
+        assert not np.lib.stride_tricks.as_strided(scale, (len(scale), 8), scale.strides)[:, 6:].any()
 
 
 @grid(("launcher", "name"), on_a_gpu(GIVEN), strength=1, indirect=["launcher"])

@@ -251,7 +251,7 @@ class Arrays:
         inputs = random_inputs(plan.spec, rows)
         self.want = interpret(plan.graph, inputs)
         self.held = {n: to_gpu(raw(a)) for n, a in (inputs | self.want).items()}
-        self.bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, plan.spec.d))
+        self.bound = launcher.bind(rows, launcher.contiguous(rows))
         self.workspace = cupy.full(max(1, self.bound.workspace_bytes), POISON, "u1")
         cupy.cuda.runtime.deviceSynchronize()
         self.bound.prepare(self.workspace.data.ptr, 0)

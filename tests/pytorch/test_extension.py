@@ -64,6 +64,17 @@ def test_all_launches_are_those_of_the_extension(native: NativeLaunches, name: s
     assert native.launched == len(native.gpu.launched) >= 5
 
 
+def test_columns_have_zeros_behind_the_rows(native: NativeLaunches) -> None:
+    x, keys = torch.randn(2, 3, 64), {"scales": "block", "block_size": 16, "scale_layout": "columns"}
+    wanted = expected_of(lambda: L.rms_norm_quant(x, (64,), **keys))
+    for _ in range(2):
+        _, scale = L.rms_norm_quant(x, (64,), **keys)
+        assert torch.equal(scale, wanted[1])
+        assert scale.stride() == (3, 1, 8)
+        assert not scale.as_strided((4, 2), (8, 1), 6).count_nonzero()
+    assert native.launched == 2
+
+
 def test_what_autograds_threads_exclude_is_no_mode(native: NativeLaunches) -> None:
     """Those of a GPU leave out keys that no kernel of lngen would see."""
     y = norm(*inputs()[:3])

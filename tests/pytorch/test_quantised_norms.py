@@ -90,7 +90,7 @@ def test_results_are_those_of_the_spec_and_gradients_those_of_the_plain_norm(gra
         assert others.pop() == wanted["amax"]
     if rule == "columns":
         assert scale.stride() == (3, 1, 8)
-        wanted["q_scale"] = wanted["q_scale"][:, :6].T
+        wanted["q_scale"] = np.moveaxis(wanted["q_scale"], 0, -1)
     assert q.view(torch.uint8).numpy().tobytes() == wanted["q"].tobytes()
     if "q_scale" in wanted:
         assert scale.numpy().tobytes() == wanted["q_scale"].tobytes()
@@ -121,7 +121,9 @@ def _forget() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("graph", "rule"), [("layernorm", "a given factor"), ("add_rmsnorm", "blocks")])
+@pytest.mark.parametrize(
+    ("graph", "rule"), [("layernorm", "a given factor"), ("add_rmsnorm", "blocks"), ("rmsnorm", "columns")]
+)
 def test_one_compiled_graph_has_the_bytes_of_eager_and_its_gradients(graph: str, rule: str) -> None:
     backend = CompileCounterWithBackend("aot_eager")
     function = partial(called, FUNCTIONS[graph][0], **RULES[rule])
@@ -162,6 +164,7 @@ def test_an_exported_program_takes_any_number_of_rows_and_decomposes() -> None:
 
 OPERATOR_KEYS = {
     "quant=e4m3,y=yes": (), "quant=int8,scales=block,block_size=32,y=yes": (),
+    "quant=int8,scales=block,block_size=32,scale_layout=columns,y=yes": (),
     "quant=e5m2,scales=tensor,y=yes": ("q_scale",), "quant=e4m3,quantised=y,y=yes": ("amax_max",),
 }  # fmt: skip
 
@@ -217,7 +220,7 @@ def test_other_layouts(rule: str) -> None:
 
 
 def test_the_direct_way_has_the_bytes_of_the_dispatchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    cases = [("rmsnorm", "rows"), ("add_layernorm", "a given scale"), ("layernorm", "blocks")]
+    cases = [("rmsnorm", "rows"), ("add_layernorm", "a given scale"), ("layernorm", "blocks"), ("rmsnorm", "columns")]
     given = {graph: tensors(graph, BF16) for graph, _ in cases}
     with torch.no_grad():
         wanted = [called(FUNCTIONS[graph][0], given[graph], **RULES[rule]) for graph, rule in cases]
@@ -225,8 +228,11 @@ def test_the_direct_way_has_the_bytes_of_the_dispatchers(monkeypatch: pytest.Mon
         for (graph, rule), expected in zip(cases, wanted, strict=True):
             for _ in range(2):
                 before = len(gpu.launched)
-                assert alike(called(FUNCTIONS[graph][0], given[graph], **RULES[rule]), expected)
+                found = called(FUNCTIONS[graph][0], given[graph], **RULES[rule])
+                assert alike(found, expected)
                 assert len(gpu.launched) > before
+        assert found[1].stride() == (3, 1, 8)  # of the columns, which have zeros behind the rows
+        assert not found[1].as_strided((D // 16, 2), (8, 1), 6).count_nonzero()
     before = len(gpu.launched)
     assert called(L.layer_norm_quant, given["layernorm"], **RULES["blocks"])[2].requires_grad
     assert len(gpu.launched) == before

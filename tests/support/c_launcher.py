@@ -88,5 +88,6 @@ def run(lib: Any, plan: Plan, image: bytes, inputs: Mapping[str, Array], rows: i
     for name, (shape, dtype) in shapes.items():
         pointers[name] = allocate(lib, int(np.prod(shape)) * np.dtype(dtype).itemsize).value
     workspace = allocate(lib, max(1, plan.workspace_bytes(rows))).value
-    Launcher(plan, image, lib.device, overlap)(rows, pointers, dict.fromkeys(pointers, plan.spec.d), workspace, 0)
+    launcher = Launcher(plan, image, lib.device, overlap)
+    launcher(rows, pointers, launcher.contiguous(rows), workspace, 0)
     return {name: download(lib, pointers[name], *shape) for name, shape in shapes.items()}

@@ -19,11 +19,12 @@ from lngen.compiler.contract import call as description
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import Spec
-from lngen.launch.signature import Signature
+from lngen.launch.signature import Signature, contiguous
 from lngen.packs.build import build
 from lngen.proof.check.inputs import POISON, mismatches, random_inputs
 
-ANY_LAYOUT = ("row", "vector", "distance", "cut")  # refused for layouts that the interpreter takes
+# Refused for layouts that the interpreter takes.
+ANY_LAYOUT = ("row", "columns", "within columns", "vector", "distance", "cut")
 ALIGNED = 256  # bytes, of which every memory begins at a multiple
 BEHIND = 64  # bytes behind the last array of a memory, which no kernel may write to
 
@@ -103,7 +104,7 @@ class Memory:
         for t in (*self.signature.inputs, *self.signature.outputs):
             dtype, shape = call.unlike.get(t.name, (t.dtype, t.shape(call.lead, self.spec.d)))
             memory, first, strides = call.at.get(t.name, Place(t.name))
-            strides = strides or tuple([math.prod(shape[n + 1 :]) for n in range(len(shape))])
+            strides = strides or (contiguous(shape) if t.name in call.unlike else t.strides(call.lead, self.spec.d))
             self.laid[t.name] = Laid(memory, dtype, shape, strides, first)
         self.base: dict[str, int] = {}  # of each memory, the bytes before its element 0
         self.before = {name: self._empty(name) for name in {a.memory for a in self.laid.values()}}
@@ -272,6 +273,23 @@ def layouts() -> Iterator[tuple[str, Call]]:
     yield "dy at an odd address", Call(spec("bf16", "bwd"), at={"dy": Place("dy", 1)}, narrow=True)
 
 
+def columns() -> Iterator[tuple[str, Call]]:
+    """Scales that are stored by columns, in an array that is given, of which what is behind the rows stays."""
+    forward = spec("columns")
+    for lead, steps in {(1,): (4, 12), (4,): (4, 8), (6,): (8, 20), (2, 3): (8, 12), (0,): (4,)}.items():
+        for step in steps:
+            at = {"q_scale": Place("q_scale", 4, (step, *contiguous(lead)))}
+            yield f"columns {step} apart, rows {lead}", Call(forward, lead, at)
+    for lead, strides, why in (
+        ((6,), (6, 1), "columns"), ((6,), (4, 1), "columns over columns"), ((6,), (0, 1), "columns over columns"),
+        ((6,), (-8, 1), "columns"), ((2, 3), (10, 3, 1), "columns"), ((1,), (1, 1), "columns"),
+        ((6,), (16, 2), "within columns"), ((2, 3), (32, 8, 1), "within columns"), ((6,), (1, 16), "within columns"),
+    ):  # fmt: skip
+        yield f"columns of {strides}", Call(forward, lead, {"q_scale": Place("q", 0, strides)}, refused=why)
+    at = {"x": Place("a"), "q_scale": Place("a", 4, (8, 1))}
+    yield "columns over x", Call(forward, (6,), at, refused="overlap")
+
+
 def heads() -> Iterator[tuple[str, Call]]:
     """Rows at two distances."""
     forward, backward, lead = spec("heads"), spec("heads", "bwd"), (TOKENS, HEADS)
@@ -376,7 +394,7 @@ def arrays() -> Iterator[tuple[str, Call]]:
     yield "rows at two distances", Call(forward, (2, 3), {"x": Place("x", 0, (1024, 64, 1))}, refused="distance")
 
 
-PARTS = of_every_spec, layouts, heads, scheduled, numbers, overlaps, arrays
+PARTS = of_every_spec, layouts, columns, heads, scheduled, numbers, overlaps, arrays
 TABLE = {name: call for part in PARTS for name, call in part()}
 
 # Every result is given, and so can be looked at after a graph has run.

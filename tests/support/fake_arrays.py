@@ -13,6 +13,7 @@ from fake_driver import FakeDriver
 from lngen.compiler.ir.numerics import Array
 from lngen.dtypes import READ
 from lngen.launch.arrays import Layout
+from lngen.launch.signature import contiguous
 
 NUMPY = {t.value: np.dtype(t.numpy()) for t in READ}
 
@@ -36,9 +37,9 @@ class FakeArrays:
         self.stream_of: Callable[[], int] = lambda: 0
 
     def array(self, dtype: str, *shape: int, strides: Sequence[int] = (), address: int | None = None) -> FakeArray:
-        """An array at ``address``, or in memory of its own."""
-        strides = tuple(strides) or tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-        size = NUMPY[dtype].itemsize * math.prod(shape)
+        """An array at ``address``, or in memory of its own, all of that of its first dimension."""
+        strides = tuple(strides) or contiguous(shape)
+        size = NUMPY[dtype].itemsize * max(math.prod(shape), shape[0] * strides[0] if shape else 0)
         return FakeArray(dtype, shape, strides, self.allocate(size) if address is None else address)
 
     def view(self, array: FakeArray, *, written: bool) -> FakeArray:
@@ -56,9 +57,11 @@ class FakeArrays:
     def stream(self, device: int) -> int:
         return self.stream_of()
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], FakeArray]:
+    def maker(
+        self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()
+    ) -> Callable[[], FakeArray]:
         def make() -> FakeArray:
-            self.made.append(self.array(str(dtype), *shape))
+            self.made.append(self.array(str(dtype), *shape, strides=strides))
             return self.made[-1]
 
         return make
@@ -84,6 +87,10 @@ class ArraysOf(FakeArrays):
         return array
 
     def read(self, array: FakeArray) -> Array:
-        """The content of an array without gaps."""
-        size = NUMPY[array.dtype].itemsize * math.prod(array.shape)
-        return np.frombuffer(self._memories.content(array.address, size), NUMPY[array.dtype]).reshape(array.shape)
+        """The content of a new array; what lies behind the rows of columns has to be zero."""
+        dtype, steps = NUMPY[array.dtype], (array.shape[:1], array.strides[:1])
+        size = dtype.itemsize * math.prod((*steps[0], *steps[1]))
+        whole = np.frombuffer(self._memories.content(array.address, size), dtype)
+        found = np.ndarray(array.shape, dtype, whole, strides=[dtype.itemsize * step for step in array.strides])
+        assert np.count_nonzero(whole) == np.count_nonzero(found)
+        return found

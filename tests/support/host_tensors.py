@@ -1,5 +1,6 @@
 """CPU tensors of PyTorch that pass for tensors of a GPU, whose memory is that of a fake driver."""
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from fake_driver import FakeDriver
 from lngen.launch import arrays, driver
 from lngen.launch.arrays import Layout, Torch
+from lngen.launch.signature import contiguous
 
 
 class HostTensors(Torch):
@@ -31,8 +33,12 @@ class HostTensors(Torch):
             self.seen.append(tensor)
         return pointers, [(dtype, shape, strides, 0) for dtype, shape, strides, _ in layouts]
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Callable[[], torch.Tensor]:
-        return lambda: torch.empty(tuple(shape), dtype=self.to_torch[dtype])
+    def maker(
+        self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()
+    ) -> Callable[[], torch.Tensor]:
+        steps = tuple(strides) or contiguous(shape)
+        whole = math.prod((*shape[:1], *steps[:1]))
+        return lambda: torch.empty(whole, dtype=self.to_torch[dtype]).as_strided_(tuple(shape), steps)
 
 
 def pass_for_gpu_tensors(monkeypatch: pytest.MonkeyPatch, gpu: FakeDriver) -> HostTensors:

@@ -20,9 +20,12 @@ from lngen.compiler.ir.numerics import Array
 from lngen.dtypes import DType
 from lngen.errors import ArrayError
 from lngen.launch.pack import Pack
+from lngen.launch.signature import contiguous
 from lngen.packs import manifest
 from lngen.packs.c_library import groups_of
 from lngen.proof.check.inputs import POISON, forward_inputs
+
+COLUMNS = r"is expected to have strides \(A, (3, )?1\) in elements, A a multiple of 4 from \d on"
 
 # Why a call is refused: what Python says, the C library's status, and what TVM FFI raises; "" where there is no way to
 # make such a call in C, or its caller is expected to know better.
@@ -40,6 +43,9 @@ REFUSED = {
     "shape": ("is expected to have shape", "", "is expected to (be|have)"),
     "D": ("the spec's D last, got", "", "no kernels for x of|is expected to be"),
     "row": ("is expected to have contiguous rows", "", "is expected to have contiguous rows"),
+    "columns": (COLUMNS, "BAD_STRIDE", "its stride is expected to be a multiple of 4"),
+    "columns over columns": (f"{COLUMNS}|its elements share", "BAD_STRIDE", "its stride is|columns that are apart"),
+    "within columns": (COLUMNS, "", "is expected to have contiguous columns"),
     "vector": ("is expected to (be contiguous|have contiguous rows)", "", "is expected to be contiguous"),
     "distance": ("is expected to have rows at one distance", "", "is expected to have rows at one distance"),
     "narrow": ("multiples of so many bytes", "MISALIGNED|BAD_STRIDE", "multiples? of"),
@@ -302,6 +308,8 @@ class CCall:
             fields[name] = None if name in call.absent else host.address(name)
             if laid.shape[-1:] == (d,) and len(laid.shape) > 1:
                 fields |= self._distances(name, laid.strides)
+            if f"{name}_stride" not in fields and len(laid.shape) > 1:  # of columns
+                fields[f"{name}_stride"] = laid.strides[0]
         self.fields = {name: fields.get(name, 0) for name, _ in library.structs[group]._fields_}
 
     def _distances(self, name: str, strides: tuple[int, ...]) -> dict[str, int]:
@@ -397,7 +405,7 @@ class TvmFfi(Launcher):
 
         call, given = memory.call, dict[str, Any]()
         for name, laid in memory.laid.items():
-            strides = call.at[name].strides if name in call.at else ()
+            strides = () if laid.strides == contiguous(laid.shape) else laid.strides
             made = tensor(host.address(name), laid.shape, laid.dtype, strides, device=device)
             given[name] = None if name in call.absent else made
         size_of = getattr(self.of, f"{self.groups[str(memory.spec)]}_workspace_bytes")

@@ -93,7 +93,7 @@ def tensors_of(kernels: Kernels) -> list[int]:
     given = [1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in kernels.given]
     sizes = [n * t.element_size() for n, t in zip(given, kernels.given, strict=True)]
     sizes += [t.numel() * t.element_size() for t in kernels.more]
-    sizes += [math.prod(shape) * dtype.itemsize for shape, _, dtype in kernels.made]
+    sizes += [math.prod((*shape[:1], *strides[:1])) * dtype.itemsize for shape, strides, dtype in kernels.made]
     dtype = kernels.numbers[2] if kernels.numbers else torch.float32
     return sizes + [rows * dtype.itemsize for _ in kernels.offsets]
 

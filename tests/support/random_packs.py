@@ -30,6 +30,7 @@ BASES = {
     "layernorm.fwd:d=77,dtype=f32": BULK,
     "l2norm.fwd:d=64,dtype=f32,guard=max,eps=run": PLAIN,
     "block_scaled.fwd:d=512,dtype=bf16": BLOCKS,
+    "rmsnorm.fwd:d=512,dtype=bf16,quant=int8,scales=block,block_size=32,scale_layout=columns": BLOCKS,
 }
 ROWS = ("M", "M / 3", "ceil(M / 4)", "roundup(M, 4)")
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lngen.compiler.ir.types import BF16, F32, Graph, padded
+from lngen.compiler.ir.types import BF16, F32, Graph
 from lngen.dtypes import QUANTISED, DType
-from lngen.rules import RULES
+from lngen.rules import RULES, padded
 
 Array = NDArray[Any]
 
@@ -295,9 +295,9 @@ def _float(bits: Array) -> Array:
 
 
 def columns_of(x: Array) -> Array:
-    """Rows of numbers stored by columns, with zeros behind each column."""
-    found = np.zeros((x.shape[1], padded(len(x))), x.dtype)
-    found[:, : len(x)] = x.T
+    """Rows of numbers stored by columns: a part of an array that has zeros behind each column."""
+    found = np.zeros((x.shape[1], padded(len(x))), x.dtype)[:, : len(x)]
+    found[...] = x.T
     return found
 
 

@@ -24,15 +24,11 @@ def compute_dtype(*dtypes: DType) -> DType:
     return F64 if F64 in dtypes else F32
 
 
-PADDED = 4  # rows of a column are a multiple of that: 16 bytes of f32, as TMA asks for
-
-
 @dataclass(frozen=True)
 class Type:
     """A dtype over named axes, at most one of each base, M before D; printed ``bf16[M, D]``.
 
-    The type of a result that is stored by columns has M last: of f32[B, M] each column has the rows, and zeros behind
-    them up to a multiple of ``PADDED``.
+    The type of a result that is stored by columns has M last: the rows of a column of f32[B, M] lie side by side.
     """
 
     dtype: DType
@@ -50,8 +46,6 @@ class Type:
         """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
         leading = rows if isinstance(rows, tuple) else (rows,)
         lengths = Lengths({M: math.prod(leading), D: d})
-        if self.by_columns:
-            return lengths[self.axes[0]], padded(lengths[M])
         return tuple(n for a in self.axes for n in (leading if a is M else (lengths[a],)))
 
     @property
@@ -61,11 +55,6 @@ class Type:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{', '.join(map(str, self.axes))}]"
-
-
-def padded(rows: int) -> int:
-    """The rows of a column, with what is behind them."""
-    return -(-rows // PADDED) * PADDED
 
 
 # ---- values, and the operators that describe graphs ----

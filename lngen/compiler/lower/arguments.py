@@ -16,8 +16,9 @@ class Argument:
     """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
 
     Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
-    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. Or value: the number ``tensor`` of the
-    graph itself, which follows from eps.
+    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. So has a tensor that is stored by
+    columns: ``column_stride``, and ``padded``, the number of rows with the zeros behind them. Or value: the number
+    ``tensor`` of the graph itself, which follows from eps.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
     """
@@ -40,7 +41,7 @@ def tensors(
     handed: tuple[Value, ...] = (),
     results: tuple[Value, ...] = (),
 ) -> list[Argument]:
-    """A pointer for each value, and a row stride for each that is [M, D]; the value itself if it is passed so.
+    """A pointer for each value, and its distances: of rows if it is [M, D], of columns; the value if it is passed so.
 
     Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
     earlier kernel.
@@ -54,6 +55,9 @@ def tensors(
         arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
         if v.type.axes == WIDE:
             arguments.append(Argument(f"{v.name}_stride_", "long long", "stride", v.name))
+        if v.type.by_columns:
+            arguments.append(Argument(f"{v.name}_stride_", "long long", "column_stride", v.name))
+            arguments.append(Argument(f"{v.name}_padded_", "long long", "padded", v.name))
     return arguments
 
 

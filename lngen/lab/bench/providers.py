@@ -93,7 +93,7 @@ class Lngen(Provider):
         kernels = Compilation(case.spec).changed(self._schedule, arch, rows=case.rows)
         schedule = str(kernels.plan.schedule)
         launcher = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
-        bound = launcher.bind(case.rows, dict.fromkeys(launcher.tensors, case.spec.d))
+        bound = launcher.bind(case.rows, launcher.contiguous(case.rows))
         numbers = values_of(case.graph, case.spec.eps_or_default)
         bound.give({name: bits_of(number) for name, number in numbers.items()})
         # One workspace: in use it is equally warm.

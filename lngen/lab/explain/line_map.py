@@ -19,8 +19,8 @@ from lngen.proof.ptx.parser import Callers, included_headers
 
 # What a kernel derives of a value ends in one of these words and an underscore; a number of a phase may follow.
 DERIVED = (
-    "ptr", "stride", "outer", "row", "next", "cached", "wide", "shared", "out", "sums", "partials", "own", "all", "acc",
-    "value",
+    "ptr", "stride", "outer", "padded", "row", "next", "cached", "wide", "shared", "out", "sums", "partials", "own",
+    "all", "acc", "value",
 )  # fmt: skip
 
 _NOTE = re.compile(r"%([A-Za-z_]\w*) = ")

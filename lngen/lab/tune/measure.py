@@ -261,7 +261,7 @@ class GpuMeasurer:
             launcher = self._launcher(candidate)
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
-                bound = launcher.bind(rows, dict.fromkeys(launcher.tensors, bits.spec.d))
+                bound = launcher.bind(rows, launcher.contiguous(rows))
                 bound.give(bits.passed)
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
@@ -310,7 +310,7 @@ class GpuMeasurer:
 
     def _launch(self, candidate: Candidate) -> timing.Launch:
         launcher = self._launcher(candidate)
-        bound = launcher.bind(self._bits.rows, dict.fromkeys(launcher.tensors, self._bits.spec.d))
+        bound = launcher.bind(self._bits.rows, launcher.contiguous(self._bits.rows))
         bound.give(self._bits.passed)
         # One workspace: in use it is equally warm.
         workspace = self._xp.empty(max(1, -(-bound.workspace_bytes // 8)))

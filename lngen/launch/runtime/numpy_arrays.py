@@ -146,11 +146,10 @@ def launch_raw(
         for a in (workspace, *results.values()):
             a.fill(int.from_bytes([poison] * a.itemsize, "little"))
     pointers = {name: a.data.ptr for name, a in (*inputs.items(), *results.items())}
-    strides = dict.fromkeys(pointers, plan.spec.d)
     launcher(
         rows,
         pointers,
-        strides,
+        launcher.contiguous(rows),
         workspace.data.ptr,
         cupy.cuda.get_current_stream().ptr,
         values={n: bits_of(a) for n, a in values.items()},

@@ -82,16 +82,10 @@ def differing(got: Array, want: Array) -> int:
 
 
 def differing_rows(value: Value, got: Any, want: Any, block: int, rows: int) -> int:
-    """How many of the first ``rows`` rows' numbers differ from those of a block of rows, repeated.
-
-    A result that is stored by columns has zeros behind its rows.
-    """
+    """How many of the numbers of ``rows`` rows differ from those of a block of rows, repeated."""
     if value.type.by_columns:
         got, want = got.T, want.T
-    starts = range(0, rows, block)
-    return int((got[rows:] != 0).sum()) + sum(
-        int((got[s : min(s + block, rows)] != want[: min(block, rows - s)]).sum()) for s in starts
-    )
+    return sum(int((got[s : s + block] != want[: min(block, rows - s)]).sum()) for s in range(0, rows, block))
 
 
 def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]:
@@ -163,7 +157,8 @@ def launch_apart(launcher: Launcher, rows: int, inputs: Mapping[str, Array]) -> 
         workspace = cupy.full(max(1, plan.workspace_bytes(rows)), POISON, cupy.uint8)
         stream, pointers = cupy.cuda.get_current_stream(), {name: a.data.ptr for name, a in arrays.items()}
         values = {v.name: bits_of(inputs[v.name]) for v in plan.by_value}
-        launcher(rows, pointers, found, workspace.data.ptr, stream.ptr, inner, values)
+        strides = {**launcher.contiguous(rows), **found}
+        launcher(rows, pointers, strides, workspace.data.ptr, stream.ptr, inner, values)
         after = {name: a.get(stream=stream) for name, a in arrays.items()}
     results = {v.name: after[v.name][at[v.name]] if v.name in at else after[v.name] for v in plan.outputs}
     counts = {name: touched(after[name], at[name]) for name in at}

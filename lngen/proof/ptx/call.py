@@ -51,14 +51,15 @@ def run_plan(
 
     ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
     ``strides``: elements from row to row of an [M, D] tensor, default D; or, with strides=2, a pair: from the first of
-    ``inner`` rows to that of the next ``inner``, and from row to row. ``offset``: elements by which every [M, D]
-    pointer is shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 the order of
+    ``inner`` rows to that of the next ``inner``, and from row to row. Of columns, elements from one to the next in a
+    given array; by default it is a new one, the base of the result. ``offset``: elements by which all pointers to rows,
+    or columns, are shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 that of
     their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
     ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
-    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of
-    its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written
-    cause no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before
-    its kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
+    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of its
+    elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written cause
+    no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before its
+    kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
     From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
     """
     text = source if source is not None else emit(plan)
@@ -172,12 +173,20 @@ class Tensors:
         self.plan, self.inputs, self.rows = plan, inputs, rows
         self.inner, self.offset = inner, offset
         wide = (v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE)
-        self.distances: dict[str, Distance] = {name: strides.get(name, plan.spec.d) for name in wide}
+        self.distances: dict[str, Distance] = {**dict.fromkeys(wide, plan.spec.d), **strides}
         self.places = dict(self._placed(alias, memory))
 
-    def rows_of(self, v: Value) -> Rows:
-        """Where the rows of an [M, D] tensor begin after its first element, in bytes."""
-        size, distance = v.type.dtype.size, self.distances[v.name]
+    def rows_of(self, v: Value) -> Rows | None:
+        """Where the rows, or columns, of a tensor begin after its first element, in bytes; None without distances.
+
+        The columns of a new tensor have what is behind the rows.
+        """
+        size, distance = v.type.dtype.size, self.distances.get(v.name, 0)
+        if v.type.by_columns:
+            step, used = (row_argument(kind, self.rows, 1, distance) for kind in ("column_stride", "padded"))
+            return Rows(self._shape(v)[0], used * size, (step * size,))
+        if v.type.axes != WIDE or not self.rows:
+            return None
         pitches = tuple(size * n for n in reversed(distance)) if isinstance(distance, tuple) else (size * distance,)
         return Rows(self.rows, self.plan.spec.d * size, pitches, self.inner)
 
@@ -193,7 +202,8 @@ class Tensors:
         found = {}
         for v in self.plan.outputs:
             elements, at = self._elements(v, self.places[v.name].buffer.data)
-            found[v.name] = np.array(elements[at]).view(NUMPY_DTYPE[v.type.dtype])
+            bits = np.array(elements[at])[:, : self.rows] if v.type.by_columns else np.array(elements[at])
+            found[v.name] = bits.view(NUMPY_DTYPE[v.type.dtype])
         return found
 
     def gaps(self) -> Iterator[tuple[str, Array]]:
@@ -226,31 +236,33 @@ class Tensors:
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
         item = min(v.type.dtype.size for v, _ in group)
-        if any(v.type.axes != WIDE for v, _ in group):
+        if any(v.type.axes != WIDE and not v.type.by_columns for v, _ in group):
             return Allocation(name, role, size, item)
         first, _ = group[0]
-        layouts = {(begin, self.distances[v.name], v.type.dtype.size) for v, begin in group}
+        layouts = {(begin, self.distances.get(v.name, 0), v.type.dtype.size) for v, begin in group}
         return Allocation(
             name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
         )
 
     def _size(self, v: Value) -> int:
-        if v.type.axes == WIDE:
-            rows = self.rows_of(v)
-            return int(rows.ordered[-1]) + rows.used if self.rows else 0
-        return int(np.prod(v.type.shape(self.rows, self.plan.spec.d), dtype=np.int64)) * v.type.dtype.size
+        if rows := self.rows_of(v):
+            return int(rows.ordered[-1]) + rows.used
+        return int(np.prod(self._shape(v), dtype=np.int64)) * v.type.dtype.size
+
+    def _shape(self, v: Value) -> tuple[int, ...]:
+        return v.type.shape(self.rows, self.plan.spec.d)
 
     def _elements(self, v: Value, data: Array) -> tuple[Array, Any]:
         """An array on the bytes of a tensor's buffer (or of the buffer's shadow), and where the elements are in it."""
-        place, shape = self.places[v.name], v.type.shape(self.rows, self.plan.spec.d)
+        place, shape = self.places[v.name], self._shape(v)
         first = place.buffer.shift + place.begin
         elements = data[first : first + self._size(v)].view(UNSIGNED[v.type.dtype.size])
-        if v.type.axes != WIDE or not self.rows:
+        rows, width = self.rows_of(v), elements.itemsize
+        if rows is None:
             return elements.reshape(shape), ...
-        distance, width = self.distances[v.name], elements.itemsize
-        if isinstance(distance, int):
-            return np.lib.stride_tricks.as_strided(elements, shape, (distance * width, width)), ...
-        return elements, self.rows_of(v).starts[:, None] // width + np.arange(shape[1])
+        if v.type.axes == WIDE and len(rows.pitches) == 1:
+            return np.lib.stride_tricks.as_strided(elements, shape, (rows.pitches[0], width)), ...
+        return elements, rows.starts[:, None] // width + np.arange(rows.used // width)
 
     def _fill(self, v: Value) -> None:
         array, buffer = self.inputs[v.name], self.places[v.name].buffer

@@ -224,13 +224,14 @@ __device__ __forceinline__ void store_block(T* p, int v, T number) {
     if (Row::holds(v, 0) && column % FEATURES == 0) p[column / FEATURES] = number;
 }
 
-// The same into a matrix of columns: rows of a block lie side by side, and zeros behind them up to a multiple of four.
+// The same into a matrix of columns, stride elements apart. The last row has up to three zeros behind it, so that padded
+// numbers are written.
 template <typename Row, int FEATURES, typename T>
-__device__ __forceinline__ void store_block_by_columns(T* p, long long row, long long rows, int v, T number) {
-    const long long padded = (rows + 3) & ~3ll;
+__device__ __forceinline__ void store_block_by_columns(
+    T* p, long long stride, long long row, long long rows, long long padded, int v, T number) {
     const int column = Row::column(v, 0);
     if (!Row::holds(v, 0) || column % FEATURES != 0) return;
-    T* numbers = p + column / FEATURES * padded;
+    T* numbers = p + column / FEATURES * stride;
     numbers[row] = number;
     #pragma unroll
     for (int i = 1; i < 4; ++i) {

@@ -140,6 +140,9 @@ class Kernel:
         self.plan, self.image, self.overlap = plan, image, overlap
         self.tensors = tuple(v.name for v in (*plan.inputs, *plan.outputs))
 
+    def contiguous(self, rows: int) -> Mapping[str, int]:
+        return dict.fromkeys(self.tensors, self.plan.spec.d)
+
     def bind(self, rows: int, strides: Mapping[str, int]) -> Any:
         assert set(strides.values()) == {self.plan.spec.d}
         kernel = self

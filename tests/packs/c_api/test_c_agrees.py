@@ -40,6 +40,7 @@ LAYOUT = ("BAD_STRIDE", "MISALIGNED")
 REFUSALS = {
     "its rows overlap": LAYOUT,
     "row strides are multiples of": LAYOUT,
+    "in elements, A a multiple of": LAYOUT,
     "multiple of its element size": LAYOUT,
     "share memory": ("OVERLAP",),
     "shares memory": ("OVERLAP",),
@@ -57,7 +58,7 @@ class Addresses(FakeArrays):
     def describe(self, given: Sequence[Any]) -> tuple[list[int], list[Layout]]:
         return [*given], []
 
-    def maker(self, shape: Sequence[int], dtype: str, device: int) -> Any:
+    def maker(self, shape: Sequence[int], dtype: str, device: int, strides: Sequence[int] = ()) -> Any:
         return lambda: WORKSPACE
 
 
@@ -157,6 +158,7 @@ class Both:
                 found = recipe.strides[t.name]
                 steps = found if isinstance(found, tuple) else (inner * found, found)
             fields |= dict(zip(group.strides[t.name], steps[::-1], strict=False))
+        fields |= {group.strides[t.name][0]: given.strides[t.name][0] for t in call.tensors if t.by_columns}
         fields |= {"inner": inner} if group.two else {}
         fields |= {"eps": given.eps} if group.eps else {}
         size = recipe.last[1].workspace_bytes if recipe else 1 << 50
@@ -186,7 +188,8 @@ def drawn(call: PackCall, chance: random.Random) -> Arrays:
         lead = (chance.choice((1, 3, 64)) * 2**31 + chance.randint(-1, 1),)
     steps = {name: _gaps(lead, d + 8 * chance.choice((0, 0, 1, 5)), 8 * chance.choice((0, 0, 2))) for name in names}
     shapes = {t.name: t.shape(lead, d) for t in call.tensors}
-    strides = {name: (*steps[name], 1) if name in steps else _contiguous(shape) for name, shape in shapes.items()}
+    strides = {t.name: (*steps[t.name], 1) if t.wide else t.strides(lead, d) for t in call.tensors}
+    strides |= {t.name: _columns(strides[t.name], chance) for t in call.tensors if t.by_columns}
     given = Arrays(lead, strides, {name: n * APART for n, name in enumerate(shapes, 1)}, 1e-6)
     changes = [_other_steps, _other_address, _near, _near, _exactly] if max(lead) < 1000 else []
     changes = chance.sample(changes, min(len(changes), chance.randint(0, 2)))
@@ -198,8 +201,9 @@ def drawn(call: PackCall, chance: random.Random) -> Arrays:
     return given
 
 
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+def _columns(strides: tuple[int, ...], chance: random.Random) -> tuple[int, ...]:
+    """The strides of columns, mostly at another distance."""
+    return (max(1, strides[0] + chance.choice((0, 0, 4, 8, 100, -4, 2, 1))), *strides[1:])
 
 
 def _gaps(lead: tuple[int, ...], step: int, gap: int) -> tuple[int, ...]:

@@ -94,6 +94,9 @@ class OnHost:
     def __init__(self, made: Plan, more: int) -> None:
         self.plan, self.device, self.more = made, 0, more
 
+    def contiguous(self, rows: int) -> dict[str, Distance]:
+        return {}
+
     def __call__(
         self, rows: int, pointers: dict[str, int], strides: dict[str, Distance], work: int, stream: int, inner: int,
         values: dict[str, int],

@@ -318,7 +318,8 @@ def _stored_block(value: Value, s: Spelling, inputs: Inputs) -> Statement:
     features = _features(value.type.along(D))
     block, pointer, number = f"<Row, /* features */ {features}>", f"{value.name}_ptr_", inputs.spell(value)
     if value.type.by_columns:
-        store = f"store_block_by_columns{block}({pointer}, stream_.row, rows_, v_, {number});"
+        column = f"{value.name}_stride_, stream_.row, rows_, {value.name}_padded_"
+        store = f"store_block_by_columns{block}({pointer}, {column}, v_, {number});"
     else:
         store = f"store_block{block}({pointer} + stream_.row * /* blocks */ {s.d // features}, v_, {number});"
     return Statement(f"if (stream_.has_row()) {store}")
