@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lngen.dtypes import QUANTISED
 from lngen.errors import ArrayError
+from lngen.rules import PADDED
 from lngen.torch.bridge import FROM_TORCH, TorchMissing, run, shown
 from lngen.torch.graph_ops import OPS
 from lngen.torch.quantised_norms import NUMBERS
@@ -45,11 +46,21 @@ def quantise(operator: str, eps: float, out: Sequence[Tensor | None], *, block: 
     given = {name: _shaped(name, t, places[0]) for name, t in inputs.items() if t is not None}
     if graph == "rmsnorm" and "residual" in given:
         graph, keys = "add_rmsnorm", f"round_sum=no,{keys}"
-    keys += f",quant={FROM_TORCH[dtype]}" + f",block_size={block}" * ("scales=block" in keys)
+    keys += f",quant={FROM_TORCH[dtype]}"
+    if "scales=block" in keys:
+        by_columns = lie_by_columns(places[1])
+        keys += f",block_size={block}" + ",scale_layout=columns" * by_columns
+        places[1] = places[1].T if by_columns else places[1]
     found = results_in(graph, keys, given, eps, places)
     if found is not places:
         for place, t in zip(places, found, strict=True):
             place.copy_(t)
+
+
+def lie_by_columns(scale: Tensor) -> bool:
+    """True for scales of blocks, [M, blocks], of strides (1, A) as kernels write them."""
+    inner, outer = scale.stride()
+    return bool(inner == 1 and outer >= scale.shape[0] and outer % PADDED == 0)
 
 
 def _shaped(name: str, value: Any, like: Tensor) -> Tensor:

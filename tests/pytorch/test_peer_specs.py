@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 
 import peer_models  # noqa: E402
-from lngen.torch import for_flashinfer, for_vllm  # noqa: E402
+from lngen.torch import bridge, for_flashinfer, for_vllm, peer_specs  # noqa: E402
 from lngen.torch.peer_specs import SPECS  # noqa: E402
 from paths import ROOT  # noqa: E402
 
@@ -141,6 +141,19 @@ def test_vllm_bounds_amax_and_takes_scales_of_any_strides(name: str) -> None:
     assert same(call.ours(), wanted)
     call.keys["scale"] = call.keys["scale"].T.contiguous().T
     assert same(call.ours(), wanted)
+
+
+@pytest.mark.parametrize(("apart", "layout"), [(8, "columns"), (12, "columns"), (7, "rows")])
+def test_transposed_scales_are_written_where_they_lie(apart: int, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 6 rows: a distance that is no multiple of 4 is that of no kernel."""
+    call = Called("rms_norm_per_block_quant", False, rows=6)
+    wanted, memory, specs = call.theirs(root=call.root), torch.full((4, apart), 7.0), []
+    monkeypatch.setattr(peer_specs, "run", lambda one, *given: specs.append(one.spec) or bridge.run(one, *given))
+    call.keys["scale"] = memory[:, :6].T
+    for_vllm.rms_norm_per_block_quant(**call.keys)
+    assert same(call.written({name: as_numpy(call.keys[name]) for name in ("result", "scale")}), wanted)
+    assert (memory[:, 6:] == 7).all()
+    assert [dict(spec.chosen).get("scale_layout", "rows") for spec in specs] == [layout]
 
 
 @pytest.mark.parametrize(("name", "added"), CASES)
