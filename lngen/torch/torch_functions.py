@@ -32,7 +32,7 @@ RMS_NORM = Direct("rmsnorm", LAYER[:2], ("zero_centred", "casts"))
 ADD_LAYER_NORM = Direct("add_layernorm", ("x", "residual", "gamma", "beta"), ("zero_centred", "round_sum"))
 ADD_RMS_NORM = Direct("add_rmsnorm", ("x", "residual", "gamma"), ("zero_centred", "casts", "round_sum"))
 GATED_LAYER_NORM = Direct("gated_layernorm", ("x", "z", "gamma", "beta"), ("act", "gate_first"))
-GATED_RMS_NORM = Direct("gated_rmsnorm", ("x", "z", "gamma"), ("act", "gate_first"))
+GATED_RMS_NORM = Direct("gated_rmsnorm", ("x", "z", "gamma"), ("act", "gate_first", "casts"))
 LAYER_NORM_ACT = Direct("layernorm_act", LAYER, ("act",))
 RMS_NORM_ACT = Direct("rmsnorm_act", LAYER[:2], ("act",))
 DYT = Direct("dyt", ("x", "alpha", "gamma", "beta"))
@@ -143,9 +143,10 @@ def gated_rms_norm(
     *,
     act: str = "silu",
     gate_first: bool = False,
+    casts: str = "once",
 ) -> Tensor:
-    """``rms_norm(input) * act(gate)``; the rest as of ``gated_layer_norm``."""
-    tensors, options = (input, gate, weight, None), (act, gate_first)
+    """``rms_norm(input) * act(gate)``; ``casts`` as of ``rms_norm``, the rest as of ``gated_layer_norm``."""
+    tensors, options = (input, gate, weight, None), (act, gate_first, casts)
     return norm(GATED_RMS_NORM, normalized_shape, tensors, eps, options)[0]
 
 

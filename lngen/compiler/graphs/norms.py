@@ -48,6 +48,12 @@ class Weights:
         y32 = xhat if self.gamma is None else b.mul(f"scaled{suffix}", xhat, self.gamma)
         return y32 if self.beta is None else b.add(widened(f"y{suffix}"), y32, self.beta)
 
+    def stored(self, b: GraphBuilder, y32: Value) -> Value:
+        """The product with gamma as PyTorch stores it: of the dtype that the row and gamma have, else unrounded."""
+        if self.rounding is None or self.gamma is None or self.rounding is not b.options.weight:
+            return y32
+        return rounded(b, y32, self.rounding)
+
 
 def zero_centred(b: GraphBuilder) -> bool:
     """The option ``zero_centred``."""
@@ -234,19 +240,22 @@ def gated_layernorm(b: GraphBuilder) -> None:
 
 
 def gated_rmsnorm(b: GraphBuilder) -> None:
-    """y = rmsnorm(x) * silu(z), or with ``gate_first`` y = rmsnorm(x * silu(z)); see ``gated_layernorm``."""
+    """y = rmsnorm(x) * silu(z), or with ``gate_first`` y = rmsnorm(x * silu(z)); see ``gated_layernorm``.
+
+    ``casts`` as of ``rmsnorm``. Orders that round xhat round the norm, too, before a gate that follows it (Qwen3-Next).
+    """
     _gated(b, scaled, beta=False)
 
 
 def _gated(b: GraphBuilder, normalise: Normalise, *, beta: bool) -> None:
     x, z = b.input("x", M, D), b.input("z", M, D)
-    weights = Weights.inputs(b, beta=beta, one=zero_centred(b))
+    weights = Weights.inputs(b, one=zero_centred(b)) if beta else cast_weights(b)
     act = str(b.option("act", "silu", tuple(GATES), "function of z"))
     gate = b.named("gate", GATES[act](z))
     if b.flag("gate_first", False, "whether the gate precedes the norm"):
         returned(b, weights.apply(b, normalise(b, b.mul("gated", x, gate))))
     else:
-        returned(b, b.mul("gated", weights.apply(b, normalise(b, x)), gate))
+        returned(b, b.mul("gated", weights.stored(b, weights.apply(b, normalise(b, x))), gate))
 
 
 def layernorm_sigmoid_mul(b: GraphBuilder) -> None:

@@ -128,6 +128,8 @@ NAMED = [
     Case("layernorm.bwd:d=1001,dtype=bf16,blocks=2,wrt=gamma+beta", without_store(64, 8, 1, 4, "single"), (11,)),
     Case("add_rmsnorm.bwd:d=1000,accumulate=residual,blocks=2",
          registers(64, 4, 4), (7,), alias="dresidual=dresidual_in"),
+    Case("gated_rmsnorm.fwd:d=64,dtype=bf16,casts=llama", registers(8, 16, 8), (19,)),
+    Case("gated_rmsnorm.bwd:d=37,dtype=bf16,casts=llama,blocks=2", registers(1, 128, 1), (19,)),
     Case("l2norm.fwd:d=40", cp_async(8, 32, 4, 6, "regs", grid=2), (3,), eps=-0.25),
     Case("l2norm.bwd:d=40,save=none", cp_async(8, 32, 4, 3, "regs", grid=2), (3,), eps=1e-06),
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """If these fail, a member rounds elsewhere than the models whose weights were trained with it.
 
-The models are those of Hugging Face Transformers: the forwards of LlamaRMSNorm, GemmaRMSNorm and T5LayerNorm, written
-out. Their reciprocal roots and sums are torch's, so a row's factor may differ by a unit in the last place of f32, and
-few results by one of their own.
+The models are those of Hugging Face Transformers: the forwards of LlamaRMSNorm, GemmaRMSNorm, T5LayerNorm and of three
+gated norms, written out. Their reciprocal roots and sums are torch's, so a row's factor may differ by a unit in the
+last place of f32, and few results by one of their own.
 """
 
 from collections.abc import Callable
@@ -79,6 +79,43 @@ def test_the_bits_are_the_model_s(casts: str, dtype: str) -> None:
         assert away.max() <= 4  # no storage rounding hides the last bit of a sum
     else:
         assert away.max() <= 1
+        assert (away == 0).mean() > MOSTLY
+
+
+def qwen3_next(x: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
+    return (llama(x, gamma) * torch.nn.functional.silu(z.float())).to(x.dtype)
+
+
+def mamba2(x: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
+    wide = x.float() * torch.nn.functional.silu(z.float())
+    return gamma * once(wide, torch.ones_like(gamma)).to(x.dtype)
+
+
+def kimi_linear(x: Tensor, z: Tensor, gamma: Tensor) -> Tensor:
+    return (once(x.float(), gamma) * torch.sigmoid(z.float())).to(x.dtype)
+
+
+GATED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "casts=llama": qwen3_next,
+    "casts=llama,gate_first=yes": mamba2,
+    "act=sigmoid": kimi_linear,
+}
+
+
+@pytest.mark.parametrize("weight", ["", "f32"])
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("keys", GATED)
+def test_gated_norms_round_where_the_models_do(keys: str, dtype: str, weight: str) -> None:
+    """A weight of f32 beside 16-bit rows leaves the product before the gate unrounded; Mamba 2's result is f32 then."""
+    spec = parse_spec(f"gated_rmsnorm.fwd:d={D},dtype={dtype},eps={EPS},weight={weight or dtype},{keys}")
+    inputs = random_inputs(spec, ROWS)
+    x, z = (to_torch(inputs[n], dtype) for n in ("x", "z"))
+    want = GATED[keys](x, z, to_torch(inputs["gamma"], weight or dtype)).to(x.dtype)
+    away = steps(interpret(spec.graph(), inputs)["y"], want, dtype)
+    if dtype == "f32":
+        assert away.max() <= 8  # of a sum and an exp
+    else:
+        assert away.max() <= 2
         assert (away == 0).mean() > MOSTLY
 
 

@@ -30,6 +30,11 @@ SUMS = (
     "residual_dtype=bf16,rowscale=yes", "save=none",
     "save=none,rowscale=yes,colscale=yes,x1=yes", "h=no,save=rstd", "eps=0.3,x1=yes",
 )  # fmt: skip
+GATED = (
+    "", "gate_first=yes", "act=sigmoid", "act=gelu", "act=gelu_tanh", "gate_first=yes,act=gelu", "gamma=no",
+    "gate_first=yes,act=sigmoid,zero_centred=yes", "gate_first=yes,gamma=no", "beta=no", "beta=yes",
+    "save=none", "gate_first=yes,save=none", "gate_first=yes,act=gelu_tanh", "eps=0.3",
+)  # fmt: skip
 
 # The keys of each member beside d. Every option and each of its values is in one of them.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -49,13 +54,10 @@ KEYS: dict[str, tuple[str, ...]] = {
     "add_rmsnorm": (*SUMS, "beta=yes", "casts=gemma", "casts=llama,dtype=bf16", "casts=t5,dtype=bf16"),
     "parallel_layernorm": (*SUMS, "gamma1=no", "beta=no,gamma1=no", "beta1=no", "gamma=no,beta=no,beta1=no"),
     "parallel_rmsnorm": (*(k for k in SUMS if k != "gamma=no"), "gamma1=no", "gamma=no", "beta=yes", "beta1=yes"),
-    **dict.fromkeys(
-        ("gated_layernorm", "gated_rmsnorm"),
-        (
-            "", "gate_first=yes", "act=sigmoid", "act=gelu", "act=gelu_tanh", "gate_first=yes,act=gelu", "gamma=no",
-            "gate_first=yes,act=sigmoid,zero_centred=yes", "gate_first=yes,gamma=no", "beta=no", "beta=yes",
-            "save=none", "gate_first=yes,save=none", "gate_first=yes,act=gelu_tanh", "eps=0.3",
-        ),
+    "gated_layernorm": GATED,
+    "gated_rmsnorm": (
+        *GATED, "casts=gemma", "casts=llama,dtype=bf16", "casts=llama,gate_first=yes,dtype=bf16", "casts=t5,dtype=bf16",
+        "casts=t5,gamma=no,dtype=bf16",
     ),
     **dict.fromkeys(
         ("layernorm_sigmoid_mul", "rmsnorm_sigmoid_mul"),
