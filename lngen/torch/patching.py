@@ -23,7 +23,7 @@ from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
 
 OF_TORCH = {
     nn.LayerNorm.forward: Variant("layer_norm", "eps"),
-    nn.RMSNorm.forward: Variant("rms_norm", "eps", taken="x"),
+    nn.RMSNorm.forward: Variant("rms_norm", "eps", taken=("x",)),
 }
 NO_ROWS = (nn.GroupNorm, nn.LocalResponseNorm, nn.modules.batchnorm._NormBase)
 SUBCLASSES: dict[tuple[type[Any], Variant], type[Any]] = {}
@@ -33,16 +33,21 @@ SUBCLASSES: dict[tuple[type[Any], Variant], type[Any]] = {}
 class Patched:
     """What ``patch`` did, by module path: what norms became, why others were left, and the names of their classes.
 
+    ``already``: what norms became when they were patched before.
+
     Printed, it is a table; layers that differ only in their numbers share a line.
     """
 
     patched: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     classes: dict[str, str] = field(default_factory=dict)
+    already: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        texts = self.patched | {path: f"left: {reason}" for path, reason in self.left.items()}
-        lines = [f"{len(self.patched)} norms patched, {len(self.left)} left"]
+        before = f", {len(self.already)} already patched" if self.already else ""
+        lines = [f"{len(self.patched)} norms patched{before}, {len(self.left)} left"]
+        texts = self.patched | {path: f"already patched: {text}" for path, text in self.already.items()}
+        texts |= {path: f"left: {reason}" for path, reason in self.left.items()}
         rows = list(_grouped([(path, self.classes[path], text) for path, text in texts.items()]))
         widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
         lines += [f"{path:{widths[0]}}  {name:{widths[1]}}  {text}" for path, name, text in rows]
@@ -53,10 +58,12 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
     """Let the norms of a model run lngen's kernels, in place; print the result to see which.
 
     These are torch.nn's LayerNorm and RMSNorm, and each class whose name or attributes are those of a norm and whose
-    forward, tried on a copy on the CPU, computes one of lngen's norms (``lngen.torch.probe``). A norm gets a subclass
-    of its class. The module, its parameters, hooks and state dict stay, and so do isinstance and ``copy.deepcopy``.
-    Where the norm was not found to agree (other dtypes or devices, autocast of 16-bit rows), its own forward runs. A
-    norm whose forward reads other attributes than weights and eps gets its own class back when one of them is set.
+    forward, tried on a copy on the CPU, computes one of lngen's norms (``lngen.torch.probe``): of rows, of rows and a
+    gate, or of images [N, C, H, W] in the memory format channels_last. A norm gets a subclass of its class. The
+    module, its parameters, hooks and state dict stay, and so do isinstance and ``copy.deepcopy``. Where the norm was
+    not found to agree (other dtypes, devices or memory formats, None for a gate, autocast of 16-bit rows), its own
+    forward runs. A norm whose forward reads other attributes than weights and eps gets its own class back when one of
+    them is set.
 
     Pickle and ``torch.save(model)`` store the original classes, so that a program without lngen can load them: patch
     again after loading. ``warm``: the kernels of all these norms are compiled in the background meanwhile, for tensors
@@ -68,7 +75,10 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
     known: dict[Any, Variant | str] = {}
     norms = [(path, module) for path, module in model.named_modules() if _like_a_norm(module)]
     for path, module in norms:
-        found.classes[path] = type(module).__name__
+        found.classes[path] = _name(module)
+        if isinstance(module, PatchedNorm):
+            found.already[path] = str(module.variant)
+            continue
         outcome = _outcome(module, known)
         if isinstance(outcome, Variant):
             module.__class__ = _subclass(type(module), outcome)
@@ -77,7 +87,7 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
             found.left[path] = outcome
     if warm:
         dtypes = [p.dtype for p in model.parameters() if p.dtype.is_floating_point]
-        warm_norms.warm((m for path, m in norms if path in found.patched), (*dtypes, torch.get_default_dtype())[0])
+        warm_norms.warm((m for _, m in norms if isinstance(m, PatchedNorm)), (*dtypes, torch.get_default_dtype())[0])
     if found.patched and any(p.device.type == "cpu" for p in model.parameters()):
         warnings.warn(
             "lngen.torch.patch: on the CPU, where parameters of this model are, lngen's norms run in an interpreter "
@@ -102,9 +112,10 @@ class PatchedNorm:
     variant: Variant
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args else kwargs.get(self.variant.taken)
-        if len(args) + len(kwargs) == 1 and self.variant.takes(self, x):
-            return self.variant(self, x)
+        taken = self.variant.taken
+        tensors = (*args, *[kwargs.get(name) for name in taken[len(args) :]])
+        if len(args) + len(kwargs) == len(taken) and self.variant.takes(self, *tensors):
+            return self.variant(self, *tensors)
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
@@ -197,20 +208,24 @@ def _check(model: Any) -> None:
 
 def _like_a_norm(module: nn.Module) -> bool:
     """By name, or by attributes: a weight of one dimension, and an eps."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return False
-    weight = module._parameters.get("weight")
+    name, weight = _name(module), dict(module.named_parameters(recurse=False)).get("weight")
     shaped = weight is not None and weight.dim() == 1 and eps_name(module) is not None
-    return shaped or "norm" in type(module).__name__.lower()
+    return shaped or "norm" in name.lower() or "GRN" in name
+
+
+def _name(module: nn.Module) -> str:
+    """The name of its class; TorchScript's modules have that of the class that was scripted."""
+    return str(module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__)
 
 
 def _outcome(module: nn.Module, known: dict[Any, Variant | str]) -> Variant | str:
     """What a norm becomes, or why it is left; ``known``: that of modules of one class, shape and configuration."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is TorchScript; patch before that"
     weight = module._parameters.get("weight")
     exact = OF_TORCH.get(type(module).forward)
     others = sorted(n for n, p in module._parameters.items() if p is not None and n not in ("weight", "bias"))
     reasons = {
-        "patched already": isinstance(module, PatchedNorm),
         "is lngen's already": isinstance(module, LayerNorm | RMSNorm),
         "its instance has a forward of its own": "forward" in vars(module),
         "its weights are parametrised; patch before that": is_parametrized(module),

@@ -15,6 +15,9 @@ rows are rounded to float16 in between: 512 of 16384. The limit of 64 is 12 stan
 
 A module may be more than its formula. So it is tried in eval and in training, with 2 to 4 dimensions and rows of size
 1e-3 to 1e4; and its copy is of a class that records what the forward reads and writes of ``self``.
+
+A second argument is tried as a gate. Where a forward of one argument is no norm of rows, it is tried with images
+[N, C, H, W] in the memory format channels_last: there the features of a pixel lie side by side and are a row.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lngen.torch.torch_functions import layer_norm, rms_norm
+from lngen.compiler.graphs.norms import GATES
+from lngen.torch.torch_functions import gated_layer_norm, gated_rms_norm, layer_norm, rms_norm
 
 Pair = tuple[torch.dtype, torch.dtype | None]
 
@@ -48,6 +52,9 @@ FIXED = (int, float, str, Enum, torch.dtype, torch.device, FunctionType, Builtin
 OF_MODULES = frozenset(vars(nn.Module()))  # the attributes of every module
 ELEMENTS = 16384
 F32_UNITS, UNITS, SHARE = 32, 2, 1 / 256
+Form = Callable[[Tensor], Tensor]  # makes an argument of rows [2, rows, D]
+ROWS: tuple[Form, ...] = (lambda x: x, lambda x: x.flatten(0, 1), lambda x: x.unflatten(1, (2, -1)))
+IMAGES: tuple[Form, ...] = (lambda x: x.unflatten(1, (2, -1)).permute(0, 3, 1, 2),)
 
 
 @dataclass(frozen=True)
@@ -55,50 +62,80 @@ class Variant:
     """One of lngen's norms, for modules of a class.
 
     eps    the attribute that holds it, or the number
-    taken  the name of the only argument of the module's forward
+    act    the function of the gate, which is the forward's second argument; empty without one
+    taken  the names of the arguments of the module's forward
     pairs  the dtypes of rows and weight for which it was verified; None: all
     fixed  the attributes that the module's forward reads and lngen does not: it was verified for their values
+
+    ``channels_first``: rows are the features of a pixel of images [N, C, H, W].
     """
 
     kind: str
     eps: str | float | None
     casts: str = "once"
     zero_centred: bool = False
-    taken: str = "input"
+    act: str = ""
+    gate_first: bool = False
+    channels_first: bool = False
+    taken: tuple[str, ...] = ("input",)
     pairs: tuple[Pair, ...] | None = None
     fixed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        casts = f", casts={self.casts}" if self.casts != "once" else ""
-        return f"{self.kind}{casts}{', zero_centred' if self.zero_centred else ''}"
+        named = {"casts": ("once", self.casts), "act": (self.act and "silu", self.act)}
+        words = [f"{name}={value}" for name, (usual, value) in named.items() if value != usual]
+        words += [name for name in ("zero_centred", "gate_first", "channels_first") if getattr(self, name)]
+        return ", ".join([self.kind, *words])
 
-    def takes(self, module: nn.Module, x: Any) -> bool:
+    def takes(self, module: nn.Module, x: Any, gate: Any = None) -> bool:
         """True if the result for x is known to be the module's own; autocast changes that of 16-bit rows."""
         if self.pairs is None and type(x) is Tensor and x.is_cuda and x.layout is torch.strided:  # what is usual
             return True
-        if not isinstance(x, Tensor) or x.device.type not in ("cpu", "cuda", "meta"):
-            return False
-        if x.layout is not torch.strided or x.is_nested:
+        if not _dense(x):
             return False
         if self.pairs is None:
             return True
+        if self.act and not (_dense(gate) and gate.dtype == x.dtype and gate.shape == x.shape):
+            return False
+        if self.channels_first and not (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
+            return False  # its own forward may store the result otherwise, too
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if x.dtype != torch.float32 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
             return False
         if weight is None:
             return (x.dtype, None) in self.pairs
-        fits = x.shape[-1:] == weight.shape and (bias is None or bias.dtype == weight.dtype)
+        features = x.shape[1:2] if self.channels_first else x.shape[-1:]
+        fits = features == weight.shape and (bias is None or bias.dtype == weight.dtype)
         return fits and (x.dtype, weight.dtype) in self.pairs
 
-    def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
-        own = module._parameters  # getattr would look elsewhere first
-        weight = own["weight"] if "weight" in own else getattr(module, "weight", None)
+    def __call__(self, module: nn.Module, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        if self.channels_first:
+            return self._of_rows(module, x.permute(0, 2, 3, 1), gate).permute(0, 3, 1, 2)
+        return self._of_rows(module, x, gate)
+
+    def _of_rows(self, module: nn.Module, x: Tensor, gate: Any) -> Tensor:
+        weight, bias = _weight(module, "weight"), _weight(module, "bias")
         eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
         if self.kind == "layer_norm":
-            bias = own["bias"] if "bias" in own else getattr(module, "bias", None)
             return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred)
-        return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
+        if self.kind == "rms_norm":
+            return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
+        act, first = self.act, self.gate_first
+        if self.kind == "gated_layer_norm":
+            return gated_layer_norm(x, gate, dims, weight, bias, eps, act=act, gate_first=first)
+        return gated_rms_norm(x, gate, dims, weight, eps, act=act, gate_first=first, casts=self.casts)
+
+
+def _dense(x: Any) -> bool:
+    """Whether it is a tensor that lngen's functions take."""
+    strided = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
+    return strided and x.device.type in ("cpu", "cuda", "meta")
+
+
+def _weight(module: nn.Module, name: str) -> Any:
+    own = module._parameters  # getattr would look elsewhere first
+    return own[name] if name in own else getattr(module, name, None)
 
 
 def eps_name(module: nn.Module) -> str | None:
@@ -112,14 +149,24 @@ def eps_name(module: nn.Module) -> str | None:
 def probe(module: nn.Module) -> Variant | str:
     """The variant that computes what the module does, or why there is none."""
     taken = list(inspect.signature(module.forward).parameters.values())
-    if len(taken) != 1 or taken[0].kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        return f"its forward takes {', '.join(map(str, taken)) or 'nothing'}"
-    try:
-        with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
-            found = _Probe(module).choose()
-    except Exception as error:  # a copy or a forward of a stranger's class
-        return f"cannot be tried on the CPU: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return found if isinstance(found, str) else replace(found, taken=taken[0].name)
+    shown = f"its forward takes {', '.join(map(str, taken)) or 'nothing'}"
+    if len(taken) not in (1, 2) or any(p.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD for p in taken):
+        return shown
+    gated = len(taken) == 2
+    reasons, errors = [], []
+    for forms in (ROWS,) if gated else (ROWS, IMAGES):
+        try:
+            with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
+                found = _Probe(module, forms, gated).choose()
+        except Exception as error:  # a copy or a forward of a stranger's class
+            line = str(error).partition("\n")[0]
+            errors.append(f"cannot be tried on the CPU: {type(error).__name__}: {line}")
+            continue
+        if isinstance(found, Variant):
+            return replace(found, taken=tuple(p.name for p in taken))
+        reasons.append(found if forms is ROWS else f"takes images [N, C, H, W]; {found}")
+    reason = (reasons or errors)[0]
+    return f"{shown}; {reason}" if gated else reason
 
 
 def configuration(module: nn.Module) -> Any:
@@ -134,13 +181,15 @@ def configuration(module: nn.Module) -> Any:
 class _Probe:
     """The results of a module, and of each variant that agrees with them, by pair of dtypes.
 
+    inputs         rows, and a gate for a forward of two arguments
+    forms          what makes arguments of them; results are compared in the first form
     read, written  the attributes that the module's forward reads and writes
     more           what else it does, in words
     varied         where its result is another one, in words, by pair
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module, weight = module, module._parameters.get("weight")
+    def __init__(self, module: nn.Module, forms: tuple[Form, ...], gated: bool) -> None:
+        self.module, self.forms, weight = module, forms, module._parameters.get("weight")
         self.dtype = None if weight is None else weight.dtype
         self.found: dict[Pair, dict[Variant, Tensor]] = {}
         self.failed: dict[Pair, Exception] = {}
@@ -154,13 +203,14 @@ class _Probe:
         self.random = {"generator": generator, "dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
         self.weights = {n: self._weights(p) for n, p in module._parameters.items() if p is not None}
         eps = eps_name(module)
-        self.x = self._rows(int(shape[-1]), float((getattr(module, eps) if eps else USUAL_EPS[0]) or 0.0))
+        x = self._rows(int(shape[-1]), float((getattr(module, eps) if eps else USUAL_EPS[0]) or 0.0))
+        self.inputs = (x, 4 * torch.randn(x.shape, **self.random)) if gated else (x,)
 
     def choose(self) -> Variant | str:
         whole = (torch.float32, None if self.dtype is None else torch.float32)
         usual = (self.dtype or torch.float32, self.dtype)
         state = _random_state()
-        every = self._compare(whole, list(candidates(self.module)))
+        every = self._compare(whole, list(candidates(self.module, len(self.inputs) > 1, self.forms is IMAGES)))
         for w in (None,) if self.dtype is None else DTYPES if every else ():
             for x in DTYPES:
                 if (x, w) != whole:
@@ -169,6 +219,8 @@ class _Probe:
             if pair in self.failed:
                 raise self.failed[pair]
         fitting = [v for v in every if v in self.found[usual]]
+        if not every and self.forms is ROWS and self._of_groups():
+            return "normalises groups of features; lngen's norms take whole rows"
         if not fitting:
             return f"computes another function{f' in {usual[0]}' if every else ''}".replace("torch.", "")
         for pair in (whole, usual):
@@ -206,7 +258,7 @@ class _Probe:
 
     def _compare(self, pair: Pair, variants: list[Variant]) -> list[Variant]:
         """The variants that agree with the module for these dtypes."""
-        module, x = self._copy(pair[1]), self.x.to(pair[0])
+        module, inputs = self._copy(pair[1]), self._inputs(self.forms[0], pair[0])
         same = self.found[pair] = {}
         with torch.no_grad():
             try:
@@ -216,44 +268,63 @@ class _Probe:
                 return []
             for variant in variants:
                 try:
-                    y = variant(module, x)
+                    y = variant(module, *inputs)
                 except (RuntimeError, TypeError):  # what lngen does not take, as no eps for layer_norm
                     continue
-                if agree(own, y):
+                if agree(own, y) and own.stride() == y.stride():
                     same[variant] = y
         return list(same)
 
+    def _inputs(self, form: Form, dtype: torch.dtype) -> list[Tensor]:
+        return [form(t.to(dtype, copy=True)) for t in self.inputs]
+
     def _own(self, pair: Pair) -> Any:
         """The module's result; ``varied`` if another mode or number of dimensions changes it."""
-        d, first = self.x.shape[-1], None
-        for training, shape in product((False, True), (self.x.shape, (-1, d), (2, 2, -1, d))):
-            module, x = self._copy(pair[1], training), self.x.to(pair[0], copy=True).view(shape)
+        first = None
+        for training, form in product((False, True), self.forms):
+            module, inputs = self._copy(pair[1], training), self._inputs(form, pair[0])
             before = configuration(module)
             try:
-                y = self._forward(module)(x)
+                y = self._forward(module)(*inputs)
             except Exception:
-                if x.dim() != 3:  # the module does not take so many dimensions
+                if form is not self.forms[0]:  # the module does not take so many dimensions
                     continue
                 raise
-            if not torch.equal(x.view_as(self.x), self.x.to(pair[0])):
+            if not all(map(torch.equal, inputs, self._inputs(form, pair[0]))):
                 self.more.append("writes into its input")
             weights = all(torch.equal(module._parameters[n], w.to(pair[1])) for n, w in self.weights.items())
             if configuration(module) != before or not weights:
                 self.more.append("changes its attributes")
+            shape = inputs[0].shape
             if first is None:
                 first = y
-            elif not isinstance(y, Tensor) or y.shape != x.shape or not agree(first, y.reshape(self.x.shape)):
-                self.varied.setdefault(pair, "in training" if training else f"for {x.dim()} dimensions")
+            elif not isinstance(y, Tensor) or y.shape != shape or not agree(first, y.reshape(first.shape)):
+                self.varied.setdefault(pair, "in training" if training else f"for {len(shape)} dimensions")
         return first
+
+    def _of_groups(self) -> bool:
+        """Whether the first result of a row depends on the feature beside it, and not on the last one."""
+
+        def first(features: slice, factor: float) -> Any:
+            inputs = self._inputs(ROWS[0], torch.float32)
+            inputs[0][..., features] *= factor
+            y = self._forward(self._copy(torch.float32))(*inputs)
+            return y[..., 0] if isinstance(y, Tensor) else torch.empty(0)
+
+        beside, last = slice(1, 2), slice(-1, None)
+        with torch.no_grad():
+            own = first(last, 1.0)
+            return not torch.equal(first(beside, 3.0), own) and torch.equal(first(last, 3.0), own)
 
     def _same_gradients(self, variant: Variant) -> bool:
         """Whether those of all inputs agree, in float32; a forward may keep a statistic out of its derivative."""
-        dy = torch.randn(self.x.shape, **self.random)
+        form = self.forms[0]
+        dy = form(torch.randn(self.inputs[0].shape, **self.random))
 
-        def gradients(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> list[Tensor]:
-            x = self.x.clone().requires_grad_()
-            y = forward(x)
-            return [y, *torch.autograd.grad(y, [x, *module.parameters()], dy)]
+        def gradients(module: nn.Module, forward: Callable[..., Tensor]) -> list[Tensor]:
+            inputs = [t.requires_grad_() for t in self._inputs(form, torch.float32)]
+            y = forward(*inputs)
+            return [y, *torch.autograd.grad(y, [*inputs, *module.parameters()], dy)]
 
         with torch.enable_grad():
             plain, *modules = (self._copy(torch.float32, training) for training in (False, False, True))
@@ -266,7 +337,7 @@ class _Probe:
                 bool((a - b).norm() <= 2**-10 * b.norm()) for one in own for a, b in zip(one, found, strict=True)
             )
 
-    def _forward(self, module: nn.Module) -> Callable[[Tensor], Any]:
+    def _forward(self, module: nn.Module) -> Callable[..., Any]:
         """The module's forward, of which is recorded what it reads and writes of the module."""
         seen: Any = object.__new__(self.watched)
         object.__setattr__(seen, "__dict__", vars(module))
@@ -299,22 +370,37 @@ class _Probe:
         return x
 
 
-def candidates(module: nn.Module) -> Iterator[Variant]:
+def candidates(module: nn.Module, gated: bool = False, channels_first: bool = False) -> Iterator[Variant]:
     """lngen's norms with the weights that the module has; those that are the same for all dtypes once."""
     name = eps_name(module)
     weighted, biased = (module._parameters.get(n) is not None for n in ("weight", "bias"))
     for eps in USUAL_EPS if name is None else (name,):
-        yield Variant("layer_norm", eps)
-        if weighted:
-            yield Variant("layer_norm", eps, zero_centred=True)
+        every = _gated if gated else _plain
+        for variant in every(eps, weighted, biased):
+            yield replace(variant, channels_first=channels_first)
+
+
+def _plain(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
+    yield Variant("layer_norm", eps)
+    if weighted:
+        yield Variant("layer_norm", eps, zero_centred=True)
+    if biased:
+        return
+    yield Variant("rms_norm", eps)
+    if weighted:
+        for casts in ("t5", "llama"):  # on a tie the first: T5 gives fewer pairs a dtype that lngen has
+            yield Variant("rms_norm", eps, casts)
+            yield Variant("rms_norm", eps, casts, zero_centred=True)
+        yield Variant("rms_norm", eps, "gemma")
+
+
+def _gated(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
+    for act, gate_first in product(GATES, (False, True)):
+        yield Variant("gated_layer_norm", eps, act=act, gate_first=gate_first)
         if biased:
             continue
-        yield Variant("rms_norm", eps)
-        if weighted:
-            for casts in ("t5", "llama"):  # on a tie the first: T5 gives fewer pairs a dtype that lngen has
-                yield Variant("rms_norm", eps, casts)
-                yield Variant("rms_norm", eps, casts, zero_centred=True)
-            yield Variant("rms_norm", eps, "gemma")
+        for casts in ("once", "t5", "llama") if weighted else ("once",):
+            yield Variant("gated_rms_norm", eps, casts, act=act, gate_first=gate_first)
 
 
 def agree(own: Any, y: Tensor) -> bool:

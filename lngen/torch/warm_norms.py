@@ -8,14 +8,21 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lngen.launch.runtime.launcher import device_count
 from lngen.launch.runtime.warming import begin_unseen
 from lngen.torch.graph_ops import OPS
 from lngen.torch.graph_way import OfGraph
 from lngen.torch.probe import Variant
-from lngen.torch.torch_functions import LAYER_NORM, RMS_NORM, keys_of
+from lngen.torch.torch_functions import GATED_LAYER_NORM, GATED_RMS_NORM, LAYER_NORM, RMS_NORM, keys_of
+
+DIRECT = {
+    "layer_norm": LAYER_NORM,
+    "rms_norm": RMS_NORM,
+    "gated_layer_norm": GATED_LAYER_NORM,
+    "gated_rms_norm": GATED_RMS_NORM,
+}
 
 
 class Wanted(NamedTuple):
@@ -44,12 +51,13 @@ class Wanted(NamedTuple):
 
     def makers(self) -> list[Callable[[], Any]]:
         """Of the calls that a step may take: without gradients, with them, and backward."""
-        direct = LAYER_NORM if self.variant.kind == "layer_norm" else RMS_NORM
+        direct = DIRECT[self.variant.kind]
         ops = OPS[direct.graph]
         keys = keys_of(direct, [getattr(self.variant, name) for name in direct.options])
-        like: dict[str, Tensor] = {"x": torch.empty((1, self.d), dtype=self.dtype, device="meta")}
+        rows = ("x", "z") if self.variant.act else ("x",)
+        like = {name: torch.empty((1, self.d), dtype=self.dtype, device="meta") for name in rows}
         like |= {name: torch.empty(self.d, dtype=dtype, device="meta") for name, dtype, _ in self.weights}
-        wrt = ("x", *(name for name, _, differentiated in self.weights if differentiated))
+        wrt = (*rows, *(name for name, _, differentiated in self.weights if differentiated))
         way = cache(lambda: OfGraph(ops, keys, like))
         return [lambda: way().alone, lambda: way().forward, lambda: way().backward(wrt)]
 

@@ -86,6 +86,57 @@ class WeightlessLayerNorm(nn.Module):
         return unit_rows(wide - wide.mean(dim=-1, keepdim=True), 1e-5).to(x.dtype)
 
 
+class Mamba2Style(Weighted):
+    """The gate comes first; the norm is of groups of features."""
+
+    def __init__(self, group_size: int = D) -> None:
+        super().__init__()
+        self.group_size = group_size
+
+    def forward(self, hidden, gate=None):  # type: ignore[no-untyped-def]  # as transformers has it
+        wide = hidden.float() if gate is None else hidden.float() * nn.functional.silu(gate.float())
+        rows = unit_rows(wide.unflatten(-1, (-1, self.group_size)), self.eps).flatten(-2)
+        return self.weight * rows.to(hidden.dtype)
+
+
+class Qwen3NextStyle(Weighted):
+    def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
+        normed = self.weight * unit_rows(hidden, self.eps).to(hidden.dtype)
+        return (normed * nn.functional.silu(gate.float())).to(hidden.dtype)
+
+
+class KimiStyle(Weighted):
+    def forward(self, hidden: Tensor, gate: Tensor) -> Tensor:
+        normed = self.weight.float() * unit_rows(hidden, self.eps)
+        return (normed * torch.sigmoid(gate.float())).to(hidden.dtype)
+
+
+class GatedLayerStyle(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(D)
+
+    def forward(self, input: Tensor, z: Tensor) -> Tensor:
+        gated = input.float() * nn.functional.gelu(z.float())
+        weights = self.weight.float(), self.bias.float()
+        return nn.functional.layer_norm(gated, (D,), *weights, self.eps).to(input.dtype)
+
+
+GATED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "mamba 2": (Mamba2Style, "gated_rms_norm, casts=llama, gate_first"),
+    "qwen 3 next": (Qwen3NextStyle, "gated_rms_norm, casts=llama"),
+    "kimi": (KimiStyle, "gated_rms_norm, act=sigmoid"),
+    "LayerNorm": (GatedLayerStyle, "gated_layer_norm, act=gelu, gate_first"),
+}
+
+
+class ConvNextStyle(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "llama": (LlamaStyle, "rms_norm, casts=llama"),
     "once": (OnceStyle, "rms_norm"),
@@ -139,9 +190,25 @@ class ConstantStatistic(Weighted):
         return self.weight * x * torch.rsqrt(x.detach().pow(2).mean(-1, keepdim=True) + self.eps)
 
 
-class Gated(Weighted):
+class GatedByNumber(Weighted):
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         return self.weight * unit_rows(x if gate is None else x * gate, self.eps).to(x.dtype)
+
+
+class ResponseGRN(nn.Module):
+    """ConvNeXt V2's, of all pixels of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 1, 1, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x * torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+
+
+class SummedImages(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
 class RaisingNorm(Weighted):
@@ -166,6 +233,12 @@ def parametrised() -> nn.Module:
     return parametrize.register_parametrization(nn.LayerNorm(D), "weight", nn.Identity())
 
 
+def scripted() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(nn.LayerNorm(D))
+
+
 def quantised() -> nn.Module:
     module = LlamaStyle()
     module.weight = nn.Parameter(torch.ones(D, dtype=torch.int8), requires_grad=False)
@@ -180,7 +253,14 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "columns": (OfColumns, "computes another function"),
     "1 + weight in 16 bits": (lambda: RoundedWeightNorm().bfloat16(), "computes another function in bfloat16"),
     "a derivative of its own": (ConstantStatistic, "has gradients of its own"),
-    "gate": (Gated, "its forward takes x: "),
+    "gate without a function": (
+        GatedByNumber,
+        "its forward takes x: torch.Tensor, gate: ",
+    ),
+    "groups of features": (lambda: Mamba2Style(D // 4), "its forward takes hidden, gate=None; normalises groups"),
+    "images": (lambda: SummedImages(D), "takes images [N, C, H, W]; computes another function"),
+    "GRN": (ResponseGRN, "its weight has 4 dimensions"),
+    "TorchScript": (scripted, "is TorchScript; patch before that"),
     "raises": (RaisingNorm, "cannot be tried on the CPU: NotImplementedError: only on a GPU"),
     "own forward": (own_forward, "its instance has a forward of its own"),
     "parametrised": (parametrised, "its weights are parametrised; patch before that"),
@@ -234,6 +314,52 @@ def test_a_norm_becomes_the_variant_that_computes_the_same(
     assert agree(wanted, y)
     for own, found in zip(gradients, torch.autograd.grad(y, [x, *model.parameters()], dy), strict=True):
         assert (own - found).norm() <= 8 * torch.finfo(dtype).eps * own.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", GATED)
+def test_a_second_argument_is_found_to_be_a_gate(name: str, dtype: torch.dtype) -> None:
+    make, expected = GATED[name]
+    model = make().to(dtype)
+    x, gate, dy = rows(dtype).requires_grad_(), rows(dtype).flip(1).requires_grad_(), rows(dtype).flip(0)
+    wanted = model(x, gate)
+    gradients = torch.autograd.grad(wanted, [x, gate, *model.parameters()], dy)
+    assert L.patch(model).patched == {"": expected}
+    y = model(x, gate)
+    assert agree(wanted, y)
+    for own, found in zip(gradients, torch.autograd.grad(y, [x, gate, *model.parameters()], dy), strict=True):
+        assert (own - found).norm() <= 8 * torch.finfo(dtype).eps * own.norm()
+
+
+def test_a_gate_that_was_not_verified_runs_the_norms_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, own, x, gate = Mamba2Style(), Mamba2Style(), rows(), rows().flip(1)
+    L.patch(model)
+    run = Variant.__call__
+    calls: list[int] = []
+    monkeypatch.setattr(Variant, "__call__", lambda *args: calls.append(1) or run(*args))
+    for given in ((x,), (x, None), (x, gate[:, :1]), (x, gate.bfloat16())):
+        assert torch.equal(model(*given), own(*given))
+    assert calls == []
+    for args, named in (((x, gate), {}), ((x,), {"gate": gate}), ((), {"gate": gate, "hidden": x})):
+        assert agree(own(*args, **named), model(*args, **named))
+    assert calls == [1, 1, 1]
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        model(x, z=gate)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_images_are_taken_where_features_lie_side_by_side(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, model = ConvNextStyle().to(dtype), ConvNextStyle().to(dtype)
+    assert L.patch(model).patched == {"": "layer_norm, channels_first"}
+    images = rows(dtype).view(4, 16, 12, D).permute(0, 3, 1, 2)
+    for x, taken in ((images, True), (images.contiguous(), False), (images[:, :, ::2], False)):
+        given = x.detach().requires_grad_()
+        y, wanted = model(given), own(given)
+        assert agree(wanted, y)
+        assert y.stride() == wanted.stride()
+        assert uses_lngen(model, x, monkeypatch) is taken
+        dx, expected = (torch.autograd.grad(out, given, x.flip(1))[0] for out in (y, wanted))
+        assert (dx - expected).norm() <= 8 * torch.finfo(dtype).eps * expected.norm()
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -393,7 +519,12 @@ def test_unpatch_puts_the_classes_back_and_patch_twice_changes_nothing() -> None
     L.patch(model)
     classes = [type(module) for module in model]
     again = L.patch(model)
-    assert (again.patched, again.left) == ({}, {"0": "patched already", "1": "patched already"})
+    assert (again.patched, again.left) == ({}, {})
+    assert str(again).splitlines() == [
+        "0 norms patched, 2 already patched, 0 left",
+        "0  LlamaStyle  already patched: rms_norm, casts=llama",
+        "1  LayerNorm   already patched: layer_norm",
+    ]
     assert [type(module) for module in model] == classes
     assert (L.unpatch(model), L.unpatch(model)) == (2, 0)
     assert [type(module) for module in model] == [LlamaStyle, nn.LayerNorm, nn.Linear]
@@ -465,6 +596,15 @@ def test_compile_takes_the_whole_of_a_patched_model(make: Callable[[], nn.Module
     assert torch.equal(y, model(x))
     own, found = (torch.autograd.grad(m(x), [x, *model.parameters()], dy) for m in (model, compiled))
     assert all(torch.equal(a, b) for a, b in zip(own, found, strict=True))
+
+
+def test_compile_takes_gates_and_images() -> None:
+    x, images = rows(), rows().view(4, 16, 12, D).permute(0, 3, 1, 2)
+    for make, given in ((Mamba2Style, (x, x.flip(1))), (ConvNextStyle, (images,))):
+        model = make()
+        L.patch(model)
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(*given), model(*given))
 
 
 def test_patch_reaches_into_a_compiled_model() -> None:

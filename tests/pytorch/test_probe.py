@@ -102,6 +102,7 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
         norm(when(TRAINING, lambda s, y: StraightGradient.apply(y))),
         "has gradients of its own",
     ),
+    "two results": (norm(lambda s, y: (y, y)), "computes another function"),
     "2 dimensions": (norm(when(lambda s, y: y.dim() == 2, TWICE)), "computes another function for 2 dimensions"),
     "4 dimensions": (norm(when(lambda s, y: y.dim() == 4, TWICE)), "computes another function for 4 dimensions"),
     "a clamp": (norm(before=lambda s, x: x.clamp(-100, 100)), "computes another function"),

@@ -21,6 +21,8 @@ from lngen.errors import CompileError, LngenError  # noqa: E402
 from lngen.launch import direct  # noqa: E402
 from lngen.launch.runtime import warming  # noqa: E402
 from lngen.launch.runtime.launcher import live_gpu  # noqa: E402
+from lngen.torch import patching  # noqa: E402
+from lngen.torch.probe import Variant  # noqa: E402
 from remembering import Remembering, remembering  # noqa: E402
 
 D = 64
@@ -81,9 +83,24 @@ def frozen(module: Any) -> Any:
     return module.requires_grad_(False)
 
 
+class Gate(torch.nn.Module):
+    """One that was patched before: to try its norm would compile kernels of all gates on this GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(D, eps=1e-6)
+        exact = ((torch.float32, torch.float32),)
+        gated = Variant("gated_rms_norm", "eps", act="silu", taken=("x", "gate"), pairs=exact)
+        self.norm.__class__ = patching._subclass(torch.nn.RMSNorm, gated)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x, x.flip(0))
+
+
 MODELS: dict[str, Callable[[], Any]] = {
     "alike": lambda: torch.nn.Sequential(torch.nn.RMSNorm(D, eps=1e-6), torch.nn.RMSNorm(D, eps=1e-6)),
     "bfloat16": lambda: torch.nn.RMSNorm(D, eps=1e-6, dtype=torch.bfloat16),
+    "gate": Gate,
     "frozen": lambda: frozen(torch.nn.LayerNorm(D)),
     "no bias": lambda: torch.nn.LayerNorm(D, bias=False),
     "no weights": lambda: torch.nn.LayerNorm(D, elementwise_affine=False),
