@@ -118,7 +118,7 @@ class Variant:
         eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
         if self.kind == "layer_norm":
-            return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred)
+            return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred, casts=self.casts)
         if self.kind == "rms_norm":
             return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
         act, first = self.act, self.gate_first
@@ -384,6 +384,7 @@ def _plain(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
     yield Variant("layer_norm", eps)
     if weighted:
         yield Variant("layer_norm", eps, zero_centred=True)
+        yield Variant("layer_norm", eps, "nemotron")
     if biased:
         return
     yield Variant("rms_norm", eps)

@@ -27,7 +27,7 @@ Shape = int | Sequence[int]
 OPTIONAL = ("gamma", "beta", "q_scale", "amax_max", "amax_in", "out")  # tensors that may be None
 
 LAYER = ("x", "gamma", "beta")
-LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred",))
+LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred", "casts"))
 RMS_NORM = Direct("rmsnorm", LAYER[:2], ("zero_centred", "casts"))
 ADD_LAYER_NORM = Direct("add_layernorm", ("x", "residual", "gamma", "beta"), ("zero_centred", "round_sum"))
 ADD_RMS_NORM = Direct("add_rmsnorm", ("x", "residual", "gamma"), ("zero_centred", "casts", "round_sum"))
@@ -48,15 +48,17 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     zero_centred: bool = False,
+    casts: str = "once",
     out: Tensor | None = None,
 ) -> Tensor:
     """LayerNorm of the last dimensions of ``input``, as torch.nn.functional.layer_norm.
 
-    ``zero_centred``: rows are multiplied by 1 + weight. ``out``: a tensor for the result, without gradients; it may be
-    ``input``. The result has the dtype of ``input``; under autocast on a GPU it is float32, as PyTorch's. RuntimeError
-    for shapes, dtypes and devices that do not fit.
+    ``zero_centred``: rows are multiplied by 1 + weight. ``casts``: the order of roundings of a model, ``once`` or
+    ``nemotron``, which rounds 1 + weight to the dtype of weight. ``out``: a tensor for the result, without gradients;
+    it may be ``input``. The result has the dtype of ``input``; under autocast on a GPU it is float32, as PyTorch's.
+    RuntimeError for shapes, dtypes and devices that do not fit.
     """
-    return norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred,))[0]
+    return norm(LAYER_NORM, normalized_shape, (input, weight, bias, out), eps, (zero_centred, casts))[0]
 
 
 def rms_norm(

@@ -74,6 +74,15 @@ class ZeroCentredLayerStyle(Weighted):
         return (rows * (1.0 + self.weight.float()) + self.bias.float()).to(x.dtype)
 
 
+class NemotronStyle(nn.LayerNorm):
+    def __init__(self) -> None:
+        super().__init__(D)
+        nn.init.uniform_(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.layer_norm(input, self.normalized_shape, self.weight + 1.0, self.bias, self.eps)
+
+
 class WeightlessLayerNorm(nn.Module):
     """It has no attribute for eps, as OLMo's."""
 
@@ -143,6 +152,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "gemma": (GemmaStyle, "rms_norm, casts=gemma"),
     "t5": (T5Style, "rms_norm, casts=t5"),
     "1 + weight": (ZeroCentredLayerStyle, "layer_norm, zero_centred"),
+    "rounded 1 + weight": (NemotronStyle, "layer_norm, casts=nemotron"),
     "no weight": (WeightlessLayerNorm, "layer_norm"),
     "LayerNorm": (partial(nn.LayerNorm, D), "layer_norm"),
     "LayerNorm without bias": (partial(nn.LayerNorm, D, bias=False), "layer_norm"),

@@ -56,7 +56,7 @@ def weighted(xhat: Tensor, t: Tensors, keys: Keys, suffix: str = "") -> Tensor:
     """Rows times gamma, or 1 + gamma, plus beta, as far as they are there."""
     gamma, beta = t.get(f"gamma{suffix}"), t.get(f"beta{suffix}")
     if gamma is not None:
-        xhat = xhat * (1 + gamma if keys.zero_centred or keys.casts == "gemma" else gamma)
+        xhat = xhat * (1 + gamma if keys.zero_centred or keys.casts in ("gemma", "nemotron") else gamma)
     return xhat if beta is None else xhat + beta
 
 

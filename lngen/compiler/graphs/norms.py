@@ -35,11 +35,12 @@ class Weights:
         weights = cls(gamma32, beta32, rounding)
         return weights.plus_one(b, suffix) if one else weights
 
-    def plus_one(self, b: GraphBuilder, suffix: str = "") -> Weights:
-        """The same with 1 + gamma for a gamma that is there."""
+    def plus_one(self, b: GraphBuilder, suffix: str = "", rounding: DType | None = None) -> Weights:
+        """The same with 1 + gamma for a gamma that is there, ``rounding``: to this dtype."""
         if self.gamma is None:
             return self
-        return replace(self, gamma=b.add(f"scale{suffix}", b.number("one", 1.0), self.gamma))
+        scale = b.add(f"scale{suffix}", b.number("one", 1.0), self.gamma)
+        return replace(self, gamma=scale if rounding is None else rounded(b, scale, rounding))
 
     def apply(self, b: GraphBuilder, xhat: Value, suffix: str = "") -> Value:
         """xhat * gamma + beta, as far as they are there."""
@@ -74,10 +75,10 @@ def layernorm(b: GraphBuilder) -> None:
     The mean is a sum in the compute dtype divided by D. Equal elements could give a mean that differs from them: in f32
     rows and sums, in bf16 rows of more than 65536 elements, in f16 rows of more than 8192. There the mean of the
     differences corrects it (``passes.compensate``). So the mean of equal numbers is that number, and y is beta.
+    ``casts=nemotron``: rows are multiplied by 1 + gamma if there is a gamma, the sum rounded to gamma's dtype.
     """
     x32 = b.input("x", M, D)
-    weights = Weights.inputs(b, one=zero_centred(b))
-    returned(b, weights.apply(b, centred(b, x32)))
+    returned(b, cast_weights(b, ("once", "nemotron"), beta=True).apply(b, centred(b, x32)))
 
 
 def rmsnorm(b: GraphBuilder) -> None:
@@ -113,13 +114,15 @@ def scaled(b: GraphBuilder, x32: Value) -> Value:
     return xhat
 
 
-def cast_weights(b: GraphBuilder) -> Weights:
-    """gamma and beta of RMSNorm, with the order of roundings that the option ``casts`` names."""
-    casts, one = str(b.option("casts", "once", CASTS, "order of roundings")), zero_centred(b)
-    if casts == "gemma" and one:
-        b.refuse("casts=gemma multiplies by 1 + gamma already; leave zero_centred=yes away.")
+def cast_weights(b: GraphBuilder, orders: tuple[str, ...] = CASTS, *, beta: bool = False) -> Weights:
+    """gamma and beta with the order of roundings of the option ``casts``; ``beta`` as in ``Weights.inputs``."""
+    casts, one = str(b.option("casts", "once", orders, "order of roundings")), zero_centred(b)
+    if one and casts in ("gemma", "nemotron"):
+        b.refuse(f"casts={casts} multiplies by 1 + gamma already; leave zero_centred=yes away.")
     rounding = {"llama": b.options.dtype, "t5": b.options.weight}.get(casts)
-    weights = Weights.inputs(b, beta=False, one=one, rounding=rounding)
+    weights = Weights.inputs(b, beta=beta, one=one, rounding=rounding)
+    if casts == "nemotron":
+        return weights.plus_one(b, rounding=b.options.weight)
     return weights.plus_one(b) if casts == "gemma" else weights
 
 

@@ -130,6 +130,7 @@ NAMED = [
          registers(64, 4, 4), (7,), alias="dresidual=dresidual_in"),
     Case("gated_rmsnorm.fwd:d=64,dtype=bf16,casts=llama", registers(8, 16, 8), (19,)),
     Case("gated_rmsnorm.bwd:d=37,dtype=bf16,casts=llama,blocks=2", registers(1, 128, 1), (19,)),
+    Case("layernorm.bwd:d=37,dtype=bf16,casts=nemotron,blocks=2", registers(1, 128, 1), (19,)),
     Case("l2norm.fwd:d=40", cp_async(8, 32, 4, 6, "regs", grid=2), (3,), eps=-0.25),
     Case("l2norm.bwd:d=40,save=none", cp_async(8, 32, 4, 3, "regs", grid=2), (3,), eps=1e-06),
 ]  # fmt: skip

@@ -120,6 +120,17 @@ def test_gated_norms_round_where_the_models_do(keys: str, dtype: str, weight: st
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_nemotron_rounds_one_and_its_weight_to_the_dtype_of_the_weight(dtype: str) -> None:
+    spec = parse_spec(f"layernorm.fwd:d={D},dtype={dtype},casts=nemotron,beta=no,eps={EPS}")
+    inputs = random_inputs(spec, ROWS)
+    x, gamma = (to_torch(inputs[n], dtype) for n in ("x", "gamma"))
+    want = torch.nn.functional.layer_norm(x, (D,), gamma + 1.0, None, EPS)
+    assert (to_torch(interpret(spec.graph(), inputs)["y"], dtype) == want).double().mean() > MOSTLY
+    unrounded = parse_spec(f"layernorm.fwd:d={D},dtype={dtype},zero_centred=yes,beta=no,eps={EPS}")
+    assert (to_torch(interpret(unrounded.graph(), inputs)["y"], dtype) != want).double().mean() > 0.1
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_the_orders_differ(dtype: str) -> None:
     """Each profile is told from the others by more bits than its own model's arithmetic explains."""
     inputs = random_inputs(parse_spec(f"rmsnorm.fwd:d={D},dtype={dtype}"), ROWS)

@@ -41,7 +41,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "layernorm": (
         "", "beta=no", "gamma=no", "gamma=no,beta=no", "zero_centred=yes", "zero_centred=yes,beta=no", "eps=0.3",
         "save=none", "save=mean", "save=rstd", "save=y", "save=y,zero_centred=yes", "save=y,beta=no", "save=y,gamma=no",
-        "save=y,gamma=no,beta=no",
+        "save=y,gamma=no,beta=no", "casts=nemotron", "casts=nemotron,gamma=no", "save=y,casts=nemotron,dtype=bf16",
     ),
     "rmsnorm": (
         "", "beta=yes", "gamma=no", "gamma=no,beta=yes", "zero_centred=yes", "casts=gemma", "casts=llama,dtype=bf16",
