@@ -300,6 +300,9 @@ y = norms.rms_norm(x, (x.shape[-1],), weight, eps=1e-6)
 - `RMSNorm` for `torch.nn.RMSNorm` and for norms with `variance_epsilon`
 - `LlamaRMSNorm` for that of transformers
 
+They take norms of the last dimension. Norms with a gate, of images [N, C, H, W], with 1 + weight (Gemma) and with
+roundings that the package does not have stay as they are; `lngen.torch.patch` takes many of these.
+
 All have a backward, and work under `torch.compile`. A layer whose length, dtypes or eps the package does not have
 raises an error with the command that builds them. Tensors that are not contiguous are copied.
 
