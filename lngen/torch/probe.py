@@ -159,14 +159,18 @@ def probe(module: nn.Module) -> Variant | str:
             with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
                 found = _Probe(module, forms, gated).choose()
         except Exception as error:  # a copy or a forward of a stranger's class
-            line = str(error).partition("\n")[0]
-            errors.append(f"cannot be tried on the CPU: {type(error).__name__}: {line}")
+            errors.append(_untried(error))
             continue
         if isinstance(found, Variant):
             return replace(found, taken=tuple(p.name for p in taken))
         reasons.append(found if forms is ROWS else f"takes images [N, C, H, W]; {found}")
     reason = (reasons or errors)[0]
     return f"{shown}; {reason}" if gated else reason
+
+
+def _untried(error: Exception) -> str:
+    line = str(error).partition("\n")[0]
+    return f"cannot be tried on the CPU: {type(error).__name__}: {line}"
 
 
 def configuration(module: nn.Module) -> Any:
@@ -215,9 +219,10 @@ class _Probe:
             for x in DTYPES:
                 if (x, w) != whole:
                     self._compare((x, w), every)
-        for pair in (whole, usual):
-            if pair in self.failed:
-                raise self.failed[pair]
+        if whole in self.failed:
+            raise self.failed[whole]
+        if usual in self.failed:
+            return _untried(self.failed[usual])
         fitting = [v for v in every if v in self.found[usual]]
         if not every and self.forms is ROWS and self._of_groups():
             return "normalises groups of features; lngen's norms take whole rows"

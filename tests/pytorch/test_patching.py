@@ -233,6 +233,15 @@ class RoundedWeightNorm(Weighted):
         return (unit_rows(x, self.eps) * (self.weight + 1).float()).to(x.dtype)
 
 
+class InFloat32(Weighted):
+    """It takes images, too, which are not the reason."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 4:
+            return x
+        return nn.functional.rms_norm(x.float(), (D,), self.weight.view(torch.float32), self.eps).to(x.dtype)
+
+
 def own_forward() -> nn.Module:
     module = nn.LayerNorm(D)
     module.forward = lambda x: x
@@ -271,6 +280,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "images": (lambda: SummedImages(D), "takes images [N, C, H, W]; computes another function"),
     "GRN": (ResponseGRN, "its weight has 4 dimensions"),
     "TorchScript": (scripted, "is TorchScript; patch before that"),
+    "raises in 16 bits": (lambda: InFloat32().bfloat16(), "cannot be tried on the CPU: "),
     "raises": (RaisingNorm, "cannot be tried on the CPU: NotImplementedError: only on a GPU"),
     "own forward": (own_forward, "its instance has a forward of its own"),
     "parametrised": (parametrised, "its weights are parametrised; patch before that"),
