@@ -324,9 +324,7 @@ class ArrayCall(ABC):
     def _distances(
         self, arrays: Sequence[tuple[Tensor, Layout]], rows: tuple[int, ...]
     ) -> tuple[dict[str, Distance], int]:
-        """Elements from row to row by name, those of a new array as well, or from column to column of a given one.
-
-        And the number of inner rows.
+        """Elements from row to row by name, or from column to column of a given array, and the number of inner rows.
 
         ArrayError if rows lie otherwise, or overlap in an array that is written.
         """
