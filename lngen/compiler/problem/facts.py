@@ -221,7 +221,7 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
         raise LowerError(
             f"graph @{graph.name}: no warp has whole blocks of a segment of {p.segment} features, so the numbers of "
             f"vectors meet in shared memory, in at most {MAX_STATIC} bytes; got {p.block_folds} x {p.chunks} numbers, "
-            f"{least} bytes. Fewer sums and maxima over blocks, or shorter rows, take less."
+            f"{least} bytes; take fewer sums and maxima over blocks, or shorter rows."
         )
 
 
