@@ -5,6 +5,8 @@
     function                             any graph as such a function (``any_graph``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
+    fuse                                 sums and the norms that read them as one operator (``fused_sums``)
+    FusePass                             that for Inductor; torch.compile's backend ``lngen`` (``compile_backend``)
     use_extension                        the direct way in C++, an option (``extension``)
     torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
     decompositions                       these in PyTorch's operators, for ONNX and other back ends (``graph_ops``)
@@ -13,7 +15,9 @@ It needs PyTorch; ``import lngen`` does not import it.
 """
 
 from lngen.torch.any_graph import function
+from lngen.torch.compile_backend import FusePass
 from lngen.torch.extension import use_extension
+from lngen.torch.fused_sums import fuse
 from lngen.torch.graph_ops import decompositions
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
@@ -40,6 +44,7 @@ from lngen.torch.torch_functions import (
 )
 
 __all__ = [
+    "FusePass",
     "LayerNorm",
     "Patched",
     "RMSNorm",
@@ -51,6 +56,7 @@ __all__ = [
     "dequantise",
     "dyt",
     "function",
+    "fuse",
     "gated_layer_norm",
     "gated_rms_norm",
     "l2_norm",
