@@ -181,10 +181,11 @@ def test_gpt_step_has_the_losses_of_pytorch(
     )
 
 
+@pytest.mark.parametrize("more", [(), ("--compiled",)], ids=["eager", "compiled"])
 def test_patch_transformers_times_a_model_that_it_patches(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A library like transformers, with one family of one norm."""
+    """A library like transformers, with one family of one norm; nothing is compiled."""
     torch = pytest.importorskip("torch")
 
     class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
@@ -200,16 +201,25 @@ def test_patch_transformers_times_a_model_that_it_patches(
     fake = SimpleNamespace(LlamaForCausalLM=Model, LlamaConfig=SimpleNamespace, __spec__=None)
     monkeypatch.setitem(sys.modules, "transformers", fake)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: fake if name == "transformers" else None)
+    asked: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **o: asked.append((type(model.norm).__module__, o)) or model)
     with pytest.raises(SystemExit, match="0"):
-        run("patch_transformers", "--tiny", "--models", "llama", monkeypatch=monkeypatch)
+        run("patch_transformers", "--tiny", "--models", "llama", *more, monkeypatch=monkeypatch)
     lines = capsys.readouterr().out.splitlines()
+    ways = ("lngen", "fused", "inductor", "inductor_patched", "inductor_fused")[: 5 if more else 1]
     found = re.fullmatch(
-        r"llama, 32 tokens: eager \S+ ms \(1.00\), lngen \S+ ms \(\S+\); losses agree to (\S+)", lines[0]
+        "llama, 32 tokens: eager \\S+ ms \\(1.00\\), "
+        + ", ".join(rf"{way} \S+ ms \(\S+\)" for way in ways)
+        + r"; losses agree to (\S+)",
+        lines[0],
     )
     assert found is not None
     assert float(found[1]) < 1e-5
     assert lines[1].startswith("| model | tokens | eager, ms | patched, ms | times |")
-    assert re.fullmatch(r"\| llama \| 32 \| \S+ \| \S+ \| \S+ \|  \|  \|", lines[3])
+    assert re.fullmatch(r"\| llama \| 32 \| \S+ \|" + r" \S+ \| \S+ \|" * len(ways) + r"  \|  \|", lines[3])
+    norms = [module.partition(".")[0] for module, _ in asked]
+    assert norms == (["lngen", "torch", "lngen", "lngen"] if more else [])
+    assert [[*options] for _, options in asked] == ([["backend"], [], [], ["options"]] if more else [])
 
 
 NO_TRANSFORMERS = "transformers is expected, and not found; --tiny runs on the CPU, with transformers\n"

@@ -2,11 +2,13 @@
 
     python -m lngen.examples.patch_transformers                       eight families, on a GPU
     python -m lngen.examples.patch_transformers --models llama,bert --tokens 512 --out FILE
+    python -m lngen.examples.patch_transformers --compiled            with torch.compile as well, sums fused or not
     python -m lngen.examples.patch_transformers --tiny --models llama       one small step on the CPU
 
 The line is ``lngen.torch.patch(model)``. Models have random weights, in bf16 on a GPU; a step is forward, backward and
 AdamW, in sequences of at most 1024 tokens. ``--models``: names in ``FAMILIES``. Liger's norms are its own patch of the
-model's family, with nothing but the norms.
+model's family, with nothing but the norms. ``--compiled`` adds the ways of ``COMPILED``: backend ``lngen``, Inductor
+alone, Inductor with lngen's norms, and that with its sums fused.
 """
 
 from __future__ import annotations
@@ -49,11 +51,52 @@ SMALL = {  # in place of these
 }  # fmt: skip
 
 
-def lngen(model: Any) -> None:
+def lngen(model: Any) -> Any:
     """The line."""
     import lngen.torch
 
     lngen.torch.patch(model)
+    return model
+
+
+def fused(model: Any) -> Any:
+    """All else as in eager."""
+    import torch
+
+    return torch.compile(lngen(model), backend="lngen")
+
+
+def inductor(model: Any) -> Any:
+    """No norm of lngen's."""
+    import torch
+
+    return torch.compile(model)
+
+
+def inductor_patched(model: Any) -> Any:
+    """Sums are Inductor's."""
+    import torch
+
+    return torch.compile(lngen(model))
+
+
+def inductor_fused(model: Any) -> Any:
+    """All but norms and their sums is Inductor's."""
+    import torch
+
+    from lngen.torch import FusePass
+
+    return torch.compile(lngen(model), options={"pre_grad_custom_pass": FusePass()})
+
+
+# Ways to run a model, with their titles; each returns the model, changed or compiled.
+COMPILED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "fused": ('backend="lngen"', fused),
+    "inductor": ("Inductor", inductor),
+    "inductor_patched": ("Inductor, patched", inductor_patched),
+    "inductor_fused": ("Inductor, fused", inductor_fused),
+}
+TITLES = {"lngen": "patched", "liger": "Liger's norms", **{name: title for name, (title, _) in COMPILED.items()}}
 
 
 def liger(model: Any) -> None:
@@ -83,8 +126,11 @@ def trained(model: Any, tokens: int) -> Callable[[], Any]:
     return step
 
 
-def measured(family: str, tokens: int, tiny: bool) -> dict[str, float]:
-    """Milliseconds by ``eager``, ``lngen`` and ``liger``, which is absent where Liger has no patch."""
+def measured(family: str, tokens: int, tiny: bool, compiled: bool) -> dict[str, float]:
+    """Milliseconds by ``eager``, ``lngen`` and ``liger``, which is absent where Liger has no patch.
+
+    ``compiled``: and by the ways of ``COMPILED``.
+    """
     import torch
 
     from lngen.examples.gpt_step import timed
@@ -97,8 +143,10 @@ def measured(family: str, tokens: int, tiny: bool) -> dict[str, float]:
     whole = getattr(transformers, config_class)(**{**config, **small})
     eager = getattr(transformers, model_class)(whole).to(device, dtype)
     eager.eval()  # no dropout, so that losses compare
-    models = {"eager": eager, "lngen": copy.deepcopy(eager)}
-    lngen(models["lngen"])
+    models = {"eager": eager, "lngen": lngen(copy.deepcopy(eager))}
+    torch.compiler.reset()  # forgets another number of tokens, beside which graphs would be compiled for any number
+    for name, (_, way) in COMPILED.items() if compiled else ():
+        models[name] = way(copy.deepcopy(eager))
     if find_spec("liger_kernel") and torch.cuda.is_available():
         models["liger"] = copy.deepcopy(eager)
         try:  # last, since it changes the family's module as well
@@ -117,15 +165,14 @@ def told(times: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {ms:.1f} ms ({times['eager'] / ms:.2f})" for name, ms in times.items())
 
 
-def table(rows: Sequence[tuple[str, int, Mapping[str, float]]]) -> str:
+def table(rows: Sequence[tuple[str, int, Mapping[str, float]]], compiled: bool) -> str:
     """Milliseconds of eager, and how many times as fast the others are, as Markdown."""
-    lines = [
-        "| model | tokens | eager, ms | patched, ms | times | Liger's norms, ms | times |",
-        "|" + "---|" * 7,
-    ]
+    names = ("lngen", *(COMPILED if compiled else ()), "liger")
+    titles = " | ".join(f"{TITLES[name]}, ms | times" for name in names)
+    lines = [f"| model | tokens | eager, ms | {titles} |", "|" + "---|" * (3 + 2 * len(names))]
     for family, tokens, times in rows:
         cells = [f"{times['eager']:.1f}"]
-        for name in ("lngen", "liger"):
+        for name in names:
             cells += [f"{times[name]:.1f}", f"{times['eager'] / times[name]:.2f}"] if name in times else ["", ""]
         lines.append(f"| {family} | {tokens} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -136,6 +183,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(FAMILIES), help="families, comma separated")
     parser.add_argument("--tokens", default=f"{8 * SEQUENCE},512", help="tokens of a step, comma separated")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile as well")
     parser.add_argument("--tiny", action="store_true", help="one small size, a step")
     parser.add_argument("--out", type=Path, help="a file for the table")
     options = parser.parse_args()
@@ -147,8 +195,8 @@ def main() -> int:
             return 3
     warnings.filterwarnings("ignore", "lngen.torch.patch", UserWarning)  # which patch gives on the CPU
     every = [32] if options.tiny else [int(n) for n in options.tokens.split(",")]
-    rows = [(f, n, measured(f, n, options.tiny)) for f in options.models.split(",") for n in every]
-    text = table(rows)
+    rows = [(f, n, measured(f, n, options.tiny, options.compiled)) for f in options.models.split(",") for n in every]
+    text = table(rows, options.compiled)
     if options.out:
         where = f"{torch.cuda.get_device_name()}, " if torch.cuda.is_available() else ""
         versions = [f"{name} {import_module(name).__version__}" for name in ("torch", "transformers")]
