@@ -11,13 +11,15 @@
     torch.ops.lngen.layernorm_fwd, ...   an operator for each graph and direction (``graph_ops``)
     decompositions                       these in PyTorch's operators, for ONNX and other back ends (``graph_ops``)
 
-It needs PyTorch; ``import lngen`` does not import it.
+It needs PyTorch; ``import lngen`` does not import it. Dynamo, whose import takes a second, waits for what needs it.
 """
 
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TYPE_CHECKING, Any
+
 from lngen.torch.any_graph import function
-from lngen.torch.compile_backend import FusePass
 from lngen.torch.extension import use_extension
-from lngen.torch.fused_sums import fuse
 from lngen.torch.graph_ops import decompositions
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
@@ -42,6 +44,10 @@ from lngen.torch.torch_functions import (
     rms_norm_act,
     softmax,
 )
+
+if TYPE_CHECKING:
+    from lngen.torch.compile_backend import FusePass
+    from lngen.torch.fused_sums import fuse
 
 __all__ = [
     "FusePass",
@@ -72,3 +78,17 @@ __all__ = [
     "unpatch",
     "use_extension",
 ]
+
+OF_DYNAMO = {"FusePass": "compile_backend", "fuse": "fused_sums"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in OF_DYNAMO:
+        raise AttributeError(f"module 'lngen.torch' has no attribute '{name}'")
+    return getattr(import_module(f"lngen.torch.{OF_DYNAMO[name]}"), name)
+
+
+try:
+    distribution("lngen")  # PyTorch finds the backend of an installed package by itself
+except PackageNotFoundError:
+    import_module("lngen.torch.compile_backend")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -47,8 +47,11 @@ def shown(dtype: torch.dtype) -> str:
 def constant(function: Function) -> Function:
     """A function of plain data, called once for the same; where Dynamo traces, its result is a constant."""
     known = cache(function)
-    found: Function = torch.compiler.assume_constant_result(lambda *given: known(*given))
-    return found
+
+    found: Any = lambda *given: known(*given)  # noqa: E731
+    # What torch.compiler.assume_constant_result does after it has imported Dynamo, which takes a second.
+    found._dynamo_marked_constant = True
+    return cast(Function, found)
 
 
 class Side(NamedTuple):

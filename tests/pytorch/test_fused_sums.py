@@ -4,6 +4,8 @@ import copy
 import operator
 import random
 import shutil
+import subprocess
+import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -511,3 +513,12 @@ def test_inductor_takes_the_pass_and_keeps_its_cache(tmp_path: Path, monkeypatch
         assert all(torch.allclose(a, b, rtol=1e-12) for a, b in zip(gradients, expected, strict=True))
         assert bool(counters["inductor"]["fxgraph_cache_hit"]) is hit
         assert counters["lngen"]["fused"] == 1
+
+
+def test_dynamo_is_not_imported_before_it_is_needed() -> None:
+    """It takes a second. An installed lngen has an entry point for the backend."""
+    code = (
+        "import importlib.metadata, sys, torch; importlib.metadata.distribution = lambda name: None; "
+        "import lngen.torch as L; assert 'torch._dynamo' not in sys.modules; L.FusePass, L.fuse"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
