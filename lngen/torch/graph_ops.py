@@ -60,19 +60,18 @@ class GraphOps:
         whole = name == definition.name
         if whole:
             switches = [(name, True) for name, o in plain.declared.items() if o.default is False and not o.of_forward]
-            params = {n: definition.builder(replace(options, chosen=((n, on),))).params for n, on in switches}
-            added = tuple((n, on) for n, on in switches if n in {p.name for p in params[n]})
-            full = definition.builder(replace(options, chosen=added))
+            added = [(n, on) for n, on in switches if n in {p.name for p in _asked(definition, options, (n, on))}]
+            full = definition.builder(replace(options, chosen=(*options.chosen, *added)))
         self.takes_eps = plain.takes_eps
         types = {p.name: p.type for p in full.params if not isinstance(p, ByValue)}
         rules = QUANTISING if whole and "quant" in self.defaults else ()
-        asked = [p for rule in rules for p in definition.builder(replace(options, chosen=rule)).params]
+        asked = [p for rule in rules for p in _asked(definition, options, *rule)]
         self.numbers = {p.name: p.type.axes for p in asked if p.name not in types and not isinstance(p, ByValue)}
         self.axes = {**{name: t.axes for name, t in types.items()}, **self.numbers}
         self.inputs = [*self.axes]
         self.whole = {name: t.dtype for name, t in types.items() if t.dtype not in FLOATS}
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
-        self.optional = {name for name in types if whole and name in self.defaults}
+        self.optional = {name for name in types if whole and isinstance(self.defaults.get(name), bool)}
         self.outputs = [v.name for v in plain.results]
         self.taken = [*(f"d{name}" for name in self.outputs), *types, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
@@ -212,6 +211,14 @@ class GraphOps:
                 allow_unused=True,
             )
         return tuple(dict(zip(needed, found, strict=True)).get(name) for name in self.taken)
+
+
+def _asked(definition: Definition, options: Options, *more: tuple[str, Any]) -> list[Value]:
+    """The inputs under further options; none if the options do not fit together."""
+    try:
+        return definition.builder(replace(options, chosen=(*options.chosen, *more))).params
+    except SpecError:
+        return []
 
 
 def bound(name: str, spec: Spec, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

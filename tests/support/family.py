@@ -33,6 +33,12 @@ class Keys:
     gate_first: bool = False
     act: str = "silu"
     scale: float = 1.0
+    target: str = "distribution"
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float = 0.0
+    reduction: str = "none"
 
 
 Formula = Callable[[Tensors, Keys], Results]
@@ -127,7 +133,22 @@ def log_softmax(t: Tensors, keys: Keys) -> Results:
 
 def cross_entropy(t: Tensors, keys: Keys) -> Results:
     x = keys.scale * t["x"]
+    if keys.target == "index":
+        return loss_of_classes(keys.softcap * torch.tanh(x / keys.softcap) if keys.softcap else x, t, keys)
     return {"loss": F.cross_entropy(x, t["target"], reduction="none"), **row_statistics(x)}
+
+
+def loss_of_classes(z: Tensor, t: Tensors, keys: Keys) -> Results:
+    """PyTorch's, with z_loss and lse; a row that is ignored is one of zeros."""
+    target, weight = t["target"].long(), t.get("class_weight")
+    kept = target != keys.ignore_index
+    z = torch.where(kept.unsqueeze(-1), z, 0.0)
+    lse = torch.logsumexp(z, -1)
+    smoothing: Any = {"label_smoothing": keys.label_smoothing, "ignore_index": keys.ignore_index}
+    loss = F.cross_entropy(z, target, weight, reduction="none", **smoothing) + keys.z_loss * lse**2 * kept
+    counted = (torch.ones_like(z[0]) if weight is None else weight)[target.clamp(0, z.shape[-1] - 1)] * kept
+    reduced = {"none": loss, "sum": loss.sum(), "mean": loss.sum() / counted.sum()}[keys.reduction]
+    return {"loss": reduced, "lse": lse * kept, "weight_sum": counted.sum(), **row_statistics(z)}
 
 
 PREFIXES, ENDS = ("", "add_", "parallel_", "gated_"), ("", "_sigmoid_mul", "_act")
@@ -139,16 +160,17 @@ FORMULAS: dict[str, Formula] = {
 }
 
 # Inputs that have no gradient.
-CONSTANTS = {"cross_entropy": ("target",)}
+CONSTANTS = {"cross_entropy": ("target", "class_weight")}
 
 
 def keys_of(given: Mapping[str, Any]) -> Keys:
     """The keys of a spec's text that formulas know; what else is given decides which inputs there are."""
     read = {
         "eps": float,
-        "scale": float,
+        "ignore_index": lambda number: int(float(number)),
+        **dict.fromkeys(("scale", "label_smoothing", "z_loss", "softcap"), float),
         **dict.fromkeys(("zero_centred", "gate_first"), lambda text: text == "yes"),
-        **dict.fromkeys(("casts", "guard", "act"), str),
+        **dict.fromkeys(("casts", "guard", "act", "target", "reduction"), str),
     }
     return Keys(**{name: read[name](value) for name, value in given.items() if name in read})
 

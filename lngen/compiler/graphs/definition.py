@@ -186,6 +186,10 @@ class Definition:
         """Names of the inputs that are declared positive."""
         return {*self.builder(options).positive}
 
+    def classes(self, options: Options) -> dict[str, int]:
+        """The inputs that are declared to be classes, each with the number of those that are ignored."""
+        return {**self.builder(options).classes}
+
     def gradients(self, options: Options) -> dict[str, DType]:
         """The dtype of the gradient of each input that declares one."""
         return {**self.builder(options).gradients}
@@ -218,7 +222,8 @@ def _declare(b: GraphBuilder, param: Value) -> Value:
     return b.param(param.name, param.type.dtype, *param.type.axes)
 
 
-NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "gradients")  # of a builder, beside its graph
+# Of a builder, beside its graph.
+NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "classes", "gradients")
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ class GraphBuilder(Builder):
         self.takes_eps = False
         self.constants: set[str] = set()  # inputs without a gradient
         self.positive: set[str] = set()  # inputs that the graph is defined for if they are positive
+        self.classes: dict[str, int] = {}  # inputs of classes, each with the number of those that are ignored
         self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
         self._named: dict[Value, str] = {}  # which were given after their equations
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
@@ -164,11 +165,16 @@ class GraphBuilder(Builder):
         self.constants.add(name)
         return self.record("detach", x32)
 
-    def index(self, name: str, *axes: Axis, dtype: object = "i32") -> Value:
-        """An input of whole numbers, i32 or i64, that ``select_eq`` compares with places: a class, a position."""
+    def index(self, name: str, *axes: Axis, dtype: object = "i32", ignored: int | None = None) -> Value:
+        """An input of whole numbers, i32 or i64, that ``select_eq`` compares with places: a class, a position.
+
+        With ``ignored`` they are classes: from 0, below D, or that number. NumPy arrays are checked for it.
+        """
         stored = self._declared(name, dtype)
         if stored not in (DType.I32, DType.I64):
             raise VerifyError(f"graph @{self.name}: index '{name}' expects a dtype of i32, i64, got {stored}.")
+        if ignored is not None:
+            self.classes[name] = ignored
         return self.param(name, stored, *axes)
 
     def optional_input(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lngen.compiler.graphs import class_targets
 from lngen.compiler.graphs.graph_builder import GraphBuilder
 from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.ir import D, M, Value
@@ -31,10 +32,14 @@ def log_softmax(b: GraphBuilder) -> None:
 def cross_entropy(b: GraphBuilder) -> None:
     """loss = -sum(target * log_softmax(x)), a number per row, in f32; target is a distribution, such as a one-hot row.
 
-    A one-hot row says what an index would say; the IR has no integers. The gradient dx is
-    (softmax(x) * sum(target) - target) * dloss. The target has no gradient. 0 log 0 is 0, so a class of target 0 adds
-    nothing, also if its logit is -inf.
+    The gradient dx is (softmax(x) * sum(target) - target) * dloss. The target has no gradient. 0 log 0 is 0, so a class
+    of target 0 adds nothing, also if its logit is -inf. With ``target=index`` it is a class of each row, see
+    ``class_targets.cross_entropy``.
     """
+    said = class_targets.by_keys(b)
+    if said["target"] == "index":
+        class_targets.cross_entropy(b, said, _scale(b))
+        return
     shifted, top = _shifted(b)
     target = b.input("target", M, D, differentiable=False)
     total = b.reduce_sum("rowsum", b.named("e", shifted.exp()), axis=D)
@@ -48,11 +53,15 @@ def cross_entropy(b: GraphBuilder) -> None:
 def _shifted(b: GraphBuilder) -> tuple[Value, Value]:
     """x less the largest element of its row, and that."""
     x = b.input("x", M, D)
-    scale = b.option("scale", 1.0, about="factor of x")
+    scale = _scale(b)
     if scale != 1.0:
-        x = b.mul("x_scaled", x, b.number("scale", float(scale)))
+        x = b.mul("x_scaled", x, b.number("scale", scale))
     top = b.reduce_max("rowmax", x, axis=D)
     return b.sub("shifted", x, top), top
+
+
+def _scale(b: GraphBuilder) -> float:
+    return float(b.option("scale", 1.0, about="factor of x"))
 
 
 def _statistics(b: GraphBuilder, *values: Value) -> None:

@@ -238,6 +238,11 @@ class Spec:
         declared = {p.name for p in self.forward().tensors if not p.type.axes and p.name in self._declared_positive}
         return frozenset(declared | ({"dx_scale"} if self.dx_quant is not None else set()))
 
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        """Names of the inputs that are declared to be classes, each with the number of those that are ignored."""
+        return self.definition.classes(self.options)
+
     def positive_inputs(self) -> tuple[str, ...]:
         """Names of inputs that have to be positive: of the forward, found or declared, in order; the scale of dx."""
         scale = ("dx_scale",) if self.dx_quant is not None else ()

@@ -23,7 +23,7 @@ from lngen.launch.pack import Pack
 from lngen.launch.runtime.environment_packs import lacking, packs_with
 from lngen.launch.runtime.launcher import Launcher, device_arch, live_gpu
 from lngen.launch.runtime.lock_file import Lock, Locked
-from lngen.launch.runtime.numpy_arrays import check_positive, run_on_host
+from lngen.launch.runtime.numpy_arrays import check_classes, check_positive, run_on_host
 from lngen.launch.runtime.remembered import Choice, Outline
 from lngen.launch.signature import Signature, Values
 
@@ -191,6 +191,7 @@ class Call(ArrayCall):
     ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
         """The results of the interpreter."""
         check_positive(self.spec.positive_numbers, self.inputs, arrays)
+        check_classes(self.spec.classes, self.spec.d, self.inputs, arrays)
         return run_on_host(self, self.graph, arrays, given, values.eps)
 
 

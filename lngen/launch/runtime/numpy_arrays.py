@@ -64,6 +64,20 @@ def check_positive(names: Collection[str], tensors: Sequence[Tensor], arrays: Se
             raise ArrayError(f"'{tensor.name}' is expected to be a number above 0, got {array.item()}.")
 
 
+def check_classes(classes: Mapping[str, int], d: int, tensors: Sequence[Tensor], arrays: Sequence[Any]) -> None:
+    """ArrayError for a class that is none of 0 to d - 1, and not the number of those that are ignored, by name."""
+    for tensor, array in zip(tensors, arrays, strict=True):
+        ignored = classes.get(tensor.name)
+        if ignored is None or not isinstance(array, np.ndarray) or array.dtype.kind != "i":
+            continue
+        wrong = array[((array < 0) | (array >= d)) & (array != ignored)]
+        if wrong.size:
+            raise ArrayError(
+                f"'{tensor.name}' is expected to have classes from 0 to {d - 1}, or ignore_index={ignored}, got "
+                f"{wrong[0]}."
+            )
+
+
 def _placed(array: Array | None) -> Placed:
     return None if array is None else (array.ctypes.data, Span.of(array.shape, array.strides, array.itemsize))
 

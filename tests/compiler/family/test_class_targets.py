@@ -1,0 +1,227 @@
+"""If these fail, the cross-entropy of class indices is not PyTorch's, or takes what it cannot compute."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lngen
+from bits import Case, check
+from lngen.compiler.interpret import interpret
+from lngen.compiler.spec import parse_spec
+from lngen.errors import ArrayError, SpecError
+from lngen.proof.check.inputs import mismatches
+from lngen.proof.ptx import run_plan
+from plans import plan_of
+from schedules import cp_async, multipass, registers, tma
+
+Array = Any
+INF, NAN = np.inf, np.nan
+
+# ---- known answers, from float64 ----
+
+X = np.float32([[2, -1, 0.5, 3], [0, 0, 0, 0], [10, -10, 5, 1]])
+TARGET, WEIGHT = np.array([3, 1, -100]), np.float32([1, 2, 0.5, 1.5])
+WEIGHTED, SMOOTHED = "class_weight=yes", "label_smoothing=0.1"
+KNOWN = {  # keys: the losses, their mean, and the first row of the gradient of that
+    "": ((0.384091701, 1.386294361, 0), 0.885193031, (0.1252756, 0.0062371, 0.0279528, -0.1594655)),
+    WEIGHTED: ((0.576137552, 2.772588722, 0), 0.956778935, (0.1073791, 0.0053461, 0.0239595, -0.1366847)),
+    SMOOTHED: ((0.571591701, 1.386294361, 0), 0.978943031, (0.1127756, -0.0062629, 0.0154528, -0.1219655)),
+    f"{WEIGHTED},{SMOOTHED}": (
+        (0.822785259, 2.668616645, 0), 0.997543401, (0.0984466, -0.0090287, 0.0199888, -0.1094067)
+    ),
+    "z_loss=1e-4": ((0.384091701 + 0.001145208, 1.386294361 + 0.000192181, 0), None, None),
+}  # fmt: skip
+FACTOR = {"x_grad_factor": np.array(1, np.float32)}
+
+
+def results(
+    keys: str, x: Array, target: Array, more: dict[str, Array] = FACTOR, graph: str = "fwd"
+) -> dict[str, Array]:
+    """The results of the interpreter."""
+    spec = parse_spec(f"cross_entropy.{graph}:d={x.shape[1]},target=index{',' * bool(keys)}{keys}")
+    given = {"x": x, "target": target, "class_weight": WEIGHT, **more}
+    return interpret(spec.graph(), {p.name: given[p.name] for p in spec.graph().params})
+
+
+@pytest.mark.parametrize("keys", KNOWN)
+def test_known_answers(keys: str) -> None:
+    losses, mean, gradient = KNOWN[keys]
+    assert results(keys, X, TARGET)["loss"] == pytest.approx(losses, abs=3e-7)
+    found = results(f"{keys}{',' * bool(keys)}reduction=mean", X, TARGET)
+    if mean is None:
+        return
+    assert found["loss"] == pytest.approx(mean, abs=3e-7)
+    given = {**found, "dloss": np.array(1, np.float32)}
+    dx = results(f"{keys}{',' * bool(keys)}reduction=mean", X, TARGET, given, "bwd")["dx"]
+    assert dx[0] == pytest.approx(gradient, abs=1e-7)
+    assert not dx[2].any()
+
+
+# ---- random options, against PyTorch in float64 ----
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "target_dtype": ("i64", "i32"), "reduction": ("none", "mean", "sum"), "ignore_index": (-100, 0, 2),
+    "class_weight": ("no", "yes"), "label_smoothing": (0.0, 0.1, 1.0), "z_loss": (0.0, 0.01),
+    "softcap": (0.0, 2.0, 30.0), "scale": (1.0, 0.5), "lse": ("no", "yes"),
+}  # fmt: skip
+
+
+def wanted(said: dict[str, Any], x: Array, target: Array, weight: Array, factor: float) -> tuple[Array, Array, Array]:
+    """The loss, its gradient, and that of the sum of the losses by a factor; in float64."""
+    given = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    z, t = said["scale"] * given, torch.tensor(target).long()
+    z = said["softcap"] * torch.tanh(z / said["softcap"]) if said["softcap"] else z
+    w, kept = torch.tensor(weight).double(), t != said["ignore_index"]
+    smoothing = {"label_smoothing": said["label_smoothing"], "ignore_index": said["ignore_index"]}
+    given_weight = w if said["class_weight"] == "yes" else None
+    rows = F.cross_entropy(z, t, given_weight, reduction="none", **smoothing)
+    rows = rows + said["z_loss"] * z.logsumexp(1) ** 2 * kept
+    counted = (torch.ones_like(w) if given_weight is None else w)[t.clamp(0, len(w) - 1)] * kept
+    loss = {"none": rows, "sum": rows.sum(), "mean": rows.sum() / counted.sum()}[said["reduction"]]
+    each, together = (torch.autograd.grad(v, given, retain_graph=True)[0] for v in (loss.sum(), rows.sum() * factor))
+    return loss.detach().numpy(), each.numpy(), together.numpy()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_options_are_pytorch_s(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    said = {key: values[rng.integers(len(values))] for key, values in CHOICES.items()}
+    rows, d = int(rng.integers(1, 9)), int(rng.choice([3, 4, 7, 33, 130]))
+    x, weight = np.float32(3 * rng.normal(size=(rows, d))), np.float32(rng.random(d) + 0.1)
+    target = rng.integers(d, size=rows).astype("int32" if said["target_dtype"] == "i32" else "int64")
+    target[1:][rng.random(rows - 1) < 0.3] = said["ignore_index"]
+    target[0] = 1  # so that a mean is a number
+    loss, gradient, scaled = wanted(said, x, target, weight, 0.75)
+    keys = ",".join(f"{key}={value}" for key, value in said.items())
+    given = {"class_weight": weight, "x_grad_factor": np.array(0.75, np.float32)}
+    found = results(f"{keys},x_grad=yes", x, target, given)
+    given |= {**found, "dloss": np.ones(loss.shape, np.float32)}
+    found |= results(f"{keys},of=loss", x, target, given, "bwd")
+    for name, want in (("loss", loss), ("dx", gradient), ("x_grad", scaled)):
+        assert found[name] == pytest.approx(want, rel=1e-5, abs=2e-6), (name, said)
+
+
+# ---- rows that are ignored, and what is no number ----
+
+ROW, HOT = (1.0, 2.0, 3.0), (INF, 2.0, 3.0)
+EDGES = {  # keys, a row and its target: the loss; the gradient is NaN where that is, but finite for +inf
+    "minus infinity at the class": ("", (-INF, 2.0, 3.0), 0, INF),
+    "minus infinity elsewhere": ("", (-INF, 2.0, 3.0), 2, np.log1p(np.exp(-1.0))),
+    "and smoothed": (SMOOTHED, (-INF, 2.0, 3.0), 2, INF),
+    "a row of minus infinity": ("", (-INF,) * 3, 0, NAN),
+    "plus infinity": ("", HOT, 0, NAN),
+    "not a number": ("", (NAN, 2.0, 3.0), 1, NAN),
+    "a class too large": ("", ROW, 3, NAN),
+    "a class too small": ("", ROW, -1, NAN),
+    "much too large": ("", ROW, 2**62, NAN),
+    "ignored": ("", ROW, -100, 0.0),
+    "ignored, with NaN": (f"z_loss=0.1,softcap=2,{SMOOTHED}", (NAN, INF, -INF), -100, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_edges(name: str) -> None:
+    """Other rows stay as they are; what is ignored is 0, also where x is a NaN."""
+    keys, row, target, loss = EDGES[name]
+    plan = plan_of(f"cross_entropy.fwd:d=3,target=index,x_grad=yes{',' * bool(keys)}{keys}", registers(1, 32, 1))
+    given = {"x": np.float32([row, ROW]), "target": np.array([target, 1]), **FACTOR}
+    found = interpret(plan.graph, given)
+    assert found["loss"][0] == pytest.approx(loss, nan_ok=True, rel=1e-6)
+    assert np.isfinite(found["loss"][1])
+    assert np.isfinite(found["x_grad"][1]).all()
+    if target == -100:
+        assert not found["x_grad"][0].any()
+    if np.isnan(loss):
+        assert np.isnan(found["x_grad"][0]).all() or name == "plus infinity"
+    outcome = run_plan(plan, given)
+    assert not outcome.findings
+    assert not mismatches(outcome.results, found)
+
+
+def test_all_rows_ignored() -> None:
+    x, target = np.full((2, 3), NAN, np.float32), np.array([-100, -100])
+    for reduction, loss in (("mean", NAN), ("sum", 0.0), ("none", [0.0, 0.0])):
+        found = results(f"reduction={reduction}", x, target)
+        np.testing.assert_array_equal(found["loss"], np.float32(loss))
+        given = {**found, "dloss": np.ones(np.shape(loss), np.float32)}
+        assert not results(f"reduction={reduction}", x, target, given, "bwd")["dx"].any()
+
+
+# ---- kernels ----
+
+ALL = "class_weight=yes,label_smoothing=0.1,z_loss=0.01,softcap=2"
+OVER_X = "x_grad=x"
+CASES = [
+    Case("cross_entropy.fwd:d=1000,dtype=bf16,target=index", tma(32, 2, 8, 2, grid=2), (0, 7)),
+    Case("cross_entropy.fwd:d=1000,dtype=bf16,target=index,reduction=mean", registers(32, 2, 8), (0, 7)),
+    Case("cross_entropy.fwd:d=1001,dtype=bf16,target=index,target_dtype=i32,x_grad=yes,reduction=sum",
+         registers(64, 2, 1), (0, 7), alias=OVER_X),
+    Case(f"cross_entropy.fwd:d=1000,dtype=f16,target=index,x_grad=yes,reduction=mean,lse=yes,{ALL}",
+         registers(32, 2, 8), (5,), alias=OVER_X),
+    Case("cross_entropy.fwd:d=20000,dtype=bf16,target=index,x_grad=yes,reduction=mean",
+         registers(128, 1, 8, cluster=2), (3,), alias=OVER_X),
+    Case("cross_entropy.fwd:d=9000,target=index,x_grad=yes", multipass(256, 4), (3,), alias=OVER_X),
+    Case("cross_entropy.fwd:d=1000,dtype=bf16,target=index,x_grad=yes",
+         tma(32, 2, 8, 2, "store", grid=2), (7,), alias=OVER_X),
+    Case("cross_entropy.bwd:d=1000,dtype=bf16,target=index,reduction=mean", cp_async(32, 2, 8, 2, grid=2), (0, 7)),
+    Case(f"cross_entropy.bwd:d=9000,target=index,{ALL}", multipass(256, 4), (3,), alias="dx=x"),
+    Case("cross_entropy.bwd:d=9000,target=index,class_weight=yes", tma(256, 1, 4, 2, grid=2), (3,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_have_the_bits(case: Case) -> None:
+    check(case)
+
+
+# ---- what is refused ----
+
+KEYS_REFUSED = {
+    "class_weight=yes": "class_weight needs target=index",
+    "reduction=mean": "reduction needs target=index",
+    "x_grad=yes": "x_grad needs target=index",
+    "target=index,label_smoothing=1.5": "label_smoothing is expected to be from 0 to 1, got 1.5",
+    "target=index,ignore_index=0.5": "ignore_index is expected to be a whole number",
+    "target=index,z_loss=-1": "z_loss is expected to be 0 or more",
+    "target=index,softcap=-1": "softcap is expected to be 0 or more",
+    "target=index,reduction=max": "there is no reduction 'max'",
+}
+
+
+@pytest.mark.parametrize("keys", KEYS_REFUSED)
+def test_keys_that_do_not_fit(keys: str) -> None:
+    with pytest.raises(SpecError, match=KEYS_REFUSED[keys]):
+        parse_spec(f"cross_entropy.fwd:d=8,{keys}").graph()
+
+
+ARRAYS_REFUSED: dict[str, tuple[Array, Array, str]] = {
+    "a float target": (np.array([1.0, 2.0]), WEIGHT, "'target' is expected to be i64, got float64"),
+    "of another length": (np.array([1, 2, 3]), WEIGHT, r"'target' is expected to have shape \(2,\)"),
+    "no class": (np.array([1, 4]), WEIGHT, "classes from 0 to 3, or ignore_index=-100, got 4"),
+    "a negative class": (np.array([1, -1]), WEIGHT, "classes from 0 to 3, or ignore_index=-100, got -1"),
+    "other weights": (np.array([1, 2]), WEIGHT[:3], r"'class_weight' is expected to have shape \(4,\)"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS_REFUSED)
+def test_arrays_that_do_not_fit(name: str) -> None:
+    target, weight, why = ARRAYS_REFUSED[name]
+    loss = lngen.compile("cross_entropy", d=4, target="index", class_weight=True)
+    with pytest.raises(ArrayError, match=why):
+        loss.forward(X[:2], target, weight)
+
+
+def test_the_gradient_lies_over_x() -> None:
+    """Not over one that is read-only."""
+    loss = lngen.compile("cross_entropy", d=4, target="index", x_grad=True)
+    x, one = X.copy(), np.array(1, np.float32)
+    (_, fresh), _ = loss.forward(x, TARGET, one)
+    loss.forward(x, TARGET, one, out=(None, x, None, None))
+    np.testing.assert_array_equal(x, fresh)
+    x = X.copy()
+    x.flags.writeable = False
+    with pytest.raises(ArrayError, match="'x_grad' is written to, but is read-only"):
+        loss.forward(x, TARGET, one, out=(None, x, None, None))
