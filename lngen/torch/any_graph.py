@@ -14,7 +14,7 @@ from lngen.compiler.spec import Spec, make_spec
 from lngen.launch.runtime.norm import definition_of
 from lngen.torch.bridge import TorchError
 from lngen.torch.given import check_tensors, fitted
-from lngen.torch.graph_ops import OPS, GraphOps, bound
+from lngen.torch.graph_ops import INDEX, OPS, GraphOps, bound
 from lngen.torch.graph_way import Direct
 from lngen.torch.torch_functions import dispatched, word
 
@@ -93,7 +93,8 @@ def _of(graph: str | Definition, options: dict[str, bool | str | float]) -> Grap
 
 def registered(spec: Spec) -> GraphOps:
     """The operators of a forward, which a graph gets once: a named one has them for all that it saves by default."""
-    ops = OPS.get(spec.definition.name)
+    index = ("target", "index") in spec.chosen
+    ops = INDEX if spec.builtin and index else OPS.get(spec.definition.name)
     if ops is None or not spec.builtin or not {*spec.definition.saved(spec.options)} <= {*ops.taken}:
         name = f"{spec.definition.name}_{spec.digest}"
         ops = OPS.get(name) or OPS.setdefault(name, GraphOps(spec.definition, name, spec.options))

@@ -107,8 +107,10 @@ def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
     return lead
 
 
-def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-    """The results, new or in ``out``, which are [M, D] tensors and may be the inputs.
+def run(
+    one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[torch.Tensor | None] = ()
+) -> list[torch.Tensor]:
+    """The results, new (None) or in ``out``, which are [M, D] tensors and may be the inputs.
 
     Rows may lie anywhere. TorchError for shapes that do not fit, ArrayError for what kernels cannot write to.
     """
@@ -117,10 +119,10 @@ def run(one: Side, tensors: Sequence[torch.Tensor], eps: float, out: Sequence[to
     for tensor, value in zip(tensors, one.call.inputs, strict=True):
         tensor = tensor.detach().reshape(value.shape(math.prod(lead), d))
         flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
-    written = [t.detach() for t in out]
+    written: list[Any] = [t if t is None else t.detach() for t in out]
     if flat[0].device.type == "cpu":
         one.call.compilation.warn()
-        flat, written = [_to_numpy(t) for t in flat], [_to_numpy(t) for t in written]
+        flat, written = [_to_numpy(t) for t in flat], [t if t is None else _to_numpy(t) for t in written]
     values = one.call.values(eps if one.takes_eps else None)
     results, _ = one.call(one.call.arrange(flat, {}), tuple(written) or None, values)
     return [_to_torch(r, v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]

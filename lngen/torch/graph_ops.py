@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from lngen.compiler.graphs import GRAPHS, Definition, Options
 from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value
 from lngen.compiler.ir.places import downstream
+from lngen.compiler.ir.type_rules import INDICES
 from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import FLOATS, QUANTISED
 from lngen.errors import ArrayError, SpecError, VerifyError
@@ -30,41 +31,47 @@ from lngen.launch.runtime.direction import about_input
 from lngen.proof.torch_graph import evaluate
 from lngen.torch.bridge import FROM_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 
-# Options under which a norm has all the numbers that its quantised results may depend on.
-QUANTISING = (
+Given = Sequence[torch.Tensor | None]
+Chosen = tuple[tuple[str, bool | str], ...]  # options and their values
+
+# Options under which a graph has all the numbers that its results may depend on.
+RULES: tuple[Chosen, ...] = (
     (("quant", "e4m3"), ("scales", "tensor")),
     (("amax_max", True), ("quant", "e4m3")),
     (("amax", True), ("quant", "e4m3")),
+    (("x_grad", True),),
 )
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
 
-Given = Sequence[torch.Tensor | None]
 Dtypes = tuple[torch.dtype | None, ...]
 
 
 class GraphOps:
-    """The operators of a graph; called as the graph, they serve all its options, else those that are given.
+    """The operators of a graph.
 
     axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
               the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers;
-              ``numbers``: those by which results are quantised, which stand at the end and may be left out
-    defaults  of the options
+              ``numbers``: those that some options ask for, which stand at the end and may be left out
+    defaults  of the options; ``base``: those that all calls have
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
 
-    def __init__(self, definition: Definition, name: str, options: Options) -> None:
-        self.definition, self.name = definition, name
+    def __init__(
+        self, definition: Definition, name: str, options: Options, *, whole: bool = False, more: Chosen = ()
+    ) -> None:
+        """The operators for these options alone, or as a ``whole`` for all others, of which ``more`` ask for most."""
+        self.definition, self.name, self.base = definition, name, dict(options.chosen)
+        options = replace(options, chosen=(*options.chosen, *more))
         plain = full = definition.builder(options)
         self.defaults = {name: option.default for name, option in plain.declared.items()}
-        whole = name == definition.name
         if whole:
             switches = [(name, True) for name, o in plain.declared.items() if o.default is False and not o.of_forward]
             added = [(n, on) for n, on in switches if n in {p.name for p in _asked(definition, options, (n, on))}]
             full = definition.builder(replace(options, chosen=(*options.chosen, *added)))
         self.takes_eps = plain.takes_eps
         types = {p.name: p.type for p in full.params if not isinstance(p, ByValue)}
-        rules = QUANTISING if whole and "quant" in self.defaults else ()
+        rules = [rule for rule in RULES if whole and {key for key, _ in rule} <= {*self.defaults}]
         asked = [p for rule in rules for p in _asked(definition, options, *rule)]
         self.numbers = {p.name: p.type.axes for p in asked if p.name not in types and not isinstance(p, ByValue)}
         self.axes = {**{name: t.axes for name, t in types.items()}, **self.numbers}
@@ -103,14 +110,14 @@ class GraphOps:
         """The text of the forward spec; errors in PyTorch's words, which depend on the device."""
         given = {**dict.fromkeys(self.numbers), **dict(zip(self.inputs, dtypes, strict=False))}
         for name, dtype in given.items():
-            known = [TO_TORCH[t] for t in ((self.whole[name],) if name in self.whole else FLOATS)]
+            known = [TO_TORCH[t] for t in self._known(name)]
             if dtype is not None and dtype not in known:
                 raise TorchMissing(
                     f"\"{self.name}\" not implemented for '{shown(dtype)}': '{name}' is expected to be one of "
                     f"{', '.join(map(str, known))}; cast it."
                 )
         dtype = FROM_TORCH[given[self.lead]]
-        options: dict[str, Any] = {"d": d, "dtype": dtype}
+        options: dict[str, Any] = {"d": d, "dtype": dtype, **self.base}
         options |= {n: given[n] is not None for n in (*self.optional, *self.numbers) if n in self.defaults}
         present = {n: FROM_TORCH[t] for n, t in given.items() if t is not None}
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
@@ -136,6 +143,12 @@ class GraphOps:
                     "weights."
                 )
         return text_of(spec)
+
+    def _known(self, name: str) -> Sequence[DType]:
+        """The dtypes of a tensor."""
+        if name not in self.whole:
+            return FLOATS
+        return INDICES if f"{name}_dtype" in self.defaults else (self.whole[name],)
 
     def _forward(self, one: Callable[..., Any], *tensors: Any, keys: str = "", eps: float = 0.0) -> list[torch.Tensor]:
         found = self.side(tensors, keys)
@@ -236,12 +249,12 @@ def quantises(spec: Spec) -> bool:
 
 
 def passing_of(spec: Spec) -> tuple[str, ...]:
-    """The outputs that have a gradient: all, or of a graph that quantises those that pass one to an input.
+    """The outputs that have a gradient: all, or of a graph with options of forward those that pass one to an input.
 
     TorchError if there is none.
     """
     graph = spec.forward()
-    if not quantises(spec):
+    if not quantises(spec) and spec.definition.of_backward(spec.options) == spec.chosen:
         return spec.differentiated
     differentiable = spec.definition.differentiable(spec.options)
     inputs = [p for p in graph.tensors if p.name in differentiable]
@@ -337,7 +350,15 @@ def _called(one: Callable[..., Any], found: Side, tensors: Mapping[str, Any], ep
 
 
 PLAIN = Options(DType.F32, DType.F32, DType.F32)
-OPS = {name: GraphOps(definition, name, PLAIN) for name, definition in GRAPHS.items()}
+OPS = {name: GraphOps(definition, name, PLAIN, whole=True) for name, definition in GRAPHS.items()}
+INDEX = GraphOps(
+    GRAPHS["cross_entropy"],
+    "cross_entropy_index",
+    replace(PLAIN, chosen=(("target", "index"),)),
+    whole=True,
+    more=(("reduction", "mean"), ("lse", True)),
+)
+OPS[INDEX.name] = INDEX
 
 
 def decompositions() -> dict[Any, Callable[..., list[torch.Tensor]]]:

@@ -44,10 +44,12 @@ class Direct(direct.Direct):
     ) -> Sequence[Tensor] | None:
         """The outputs of the first call of its kind; None if it has to go the dispatcher's way.
 
-        Of results that differ in having a gradient the dispatcher knows.
+        The dispatcher knows of results that differ in having a gradient, and of saved ones without rows.
         """
         if any(t is not None and t.requires_grad for t in tensors):
             given = dict(zip(self.names, tensors, strict=True))
-            if quantises(ops.side([given.get(name) for name in ops.inputs], keys).spec):
+            found = ops.side([given.get(name) for name in ops.inputs], keys)
+            saved = found.results[len(found.spec.differentiated) :]
+            if quantises(found.spec) or not all(t.axes for t in saved):
                 return None
         return self.prepared(lambda given: OfGraph(ops, keys, given), tensors, fixed, eps)

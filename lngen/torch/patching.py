@@ -1,4 +1,4 @@
-"""Put lngen's norms into a model, in place, and take them out again."""
+"""Put lngen's norms and its cross-entropy into a model, in place, and take them out again."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from lngen.torch import warm_norms
 from lngen.torch.bridge import FROM_TORCH, TorchError
+from lngen.torch.losses import CrossEntropyLoss
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
 
 OF_TORCH = {
     nn.LayerNorm.forward: Variant("layer_norm", "eps"),
     nn.RMSNorm.forward: Variant("rms_norm", "eps", taken=("x",)),
+    nn.CrossEntropyLoss.forward: Variant("cross_entropy", None),
 }
 NO_ROWS = (nn.GroupNorm, nn.LocalResponseNorm, nn.modules.batchnorm._NormBase)
 SUBCLASSES: dict[tuple[type[Any], Variant], type[Any]] = {}
@@ -64,6 +66,8 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
     not found to agree (other dtypes, devices or memory formats, None for a gate, autocast of 16-bit rows), its own
     forward runs. A norm whose forward reads other attributes than weights and eps gets its own class back when one of
     them is set.
+
+    A torch.nn.CrossEntropyLoss is taken, too; its loss is float32, also of 16-bit logits.
 
     Pickle and ``torch.save(model)`` store the original classes, so that a program without lngen can load them: patch
     again after loading. ``warm``: the kernels of all these norms are compiled in the background meanwhile, for tensors
@@ -176,20 +180,27 @@ class HeldNorm(PatchedNorm):
         return self
 
 
+class PatchedLoss(PatchedNorm):
+    """A patched CrossEntropyLoss."""
+
+    forward = CrossEntropyLoss.forward
+
+
 def _give_back(module: Any) -> None:
     module.__class__ = original(type(module))
 
 
 def _subclass(own: type[Any], variant: Variant) -> type[Any]:
     if (own, variant) not in SUBCLASSES:
-        bases = (HeldNorm if variant.fixed else PatchedNorm, own)
+        first = PatchedLoss if issubclass(own, nn.CrossEntropyLoss) else HeldNorm if variant.fixed else PatchedNorm
+        bases = (first, own)
         SUBCLASSES[own, variant] = _named(own, bases, {"variant": variant, "__module__": __name__})
     return SUBCLASSES[own, variant]
 
 
 def original(cls: Any) -> Any:
     """The class without lngen's forward; fully_shard and parametrisations build subclasses of a patched one."""
-    if not {PatchedNorm, HeldNorm}.isdisjoint(cls.__bases__):
+    if not {PatchedNorm, HeldNorm, PatchedLoss}.isdisjoint(cls.__bases__):
         return cls.__bases__[1]
     bases = tuple(map(original, cls.__bases__))
     if bases == cls.__bases__:
@@ -207,10 +218,10 @@ def _check(model: Any) -> None:
 
 
 def _like_a_norm(module: nn.Module) -> bool:
-    """By name, or by attributes: a weight of one dimension, and an eps."""
+    """By name, by attributes, a weight of one dimension and an eps, or as a CrossEntropyLoss."""
     name, weight = _name(module), dict(module.named_parameters(recurse=False)).get("weight")
     shaped = weight is not None and weight.dim() == 1 and eps_name(module) is not None
-    return shaped or "norm" in name.lower() or "GRN" in name
+    return shaped or "norm" in name.lower() or "GRN" in name or isinstance(module, nn.CrossEntropyLoss)
 
 
 def _name(module: nn.Module) -> str:
@@ -226,7 +237,7 @@ def _outcome(module: nn.Module, known: dict[Any, Variant | str]) -> Variant | st
     exact = OF_TORCH.get(type(module).forward)
     others = sorted(n for n, p in module._parameters.items() if p is not None and n not in ("weight", "bias"))
     reasons = {
-        "is lngen's already": isinstance(module, LayerNorm | RMSNorm),
+        "is lngen's already": isinstance(module, LayerNorm | RMSNorm | CrossEntropyLoss),
         "its instance has a forward of its own": "forward" in vars(module),
         "its weights are parametrised; patch before that": is_parametrized(module),
         "normalises no rows": isinstance(module, NO_ROWS) or type(module).__module__.startswith("torch.nn.utils."),

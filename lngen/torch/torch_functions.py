@@ -24,7 +24,7 @@ from lngen.torch.graph_way import Direct
 from lngen.torch.sharded import locally
 
 Shape = int | Sequence[int]
-OPTIONAL = ("gamma", "beta", "q_scale", "amax_max", "amax_in", "out")  # tensors that may be None
+OPTIONAL = ("gamma", "beta", "class_weight", "q_scale", "amax_max", "amax_in", "out")  # tensors that may be None
 
 LAYER = ("x", "gamma", "beta")
 LAYER_NORM = Direct("layernorm", LAYER, ("zero_centred", "casts"))
@@ -251,7 +251,7 @@ def norm(
         if results is not None:
             return results
     outputs = outputs_of(graph, keys)
-    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64 and outputs[0] != "q":
+    if x.is_cuda and torch.is_autocast_enabled("cuda") and x.dtype != torch.float64 and outputs[0] not in ("q", "loss"):
         keys = f"{keys},out=f32" if keys else "out=f32"
     results = dispatched(ops, given, keys, eps, outputs)
     return results if out is None else [_copied(results[0], out)]
@@ -266,7 +266,7 @@ def keys_of(direct: Direct, options: Sequence[bool | str | float]) -> str:
 @constant
 def outputs_of(graph: str, keys: str) -> tuple[str, ...]:
     """The names of the outputs of a graph under the keys of its operator."""
-    options = dict(part.split("=") for part in keys.split(",") if part)
+    options = {**OPS[graph].base, **dict(part.split("=") for part in keys.split(",") if part)}
     return make_spec(OPS[graph].definition, "fwd", {"d": 1, **options}, f"{graph}.fwd:{keys}").differentiated
 
 

@@ -11,7 +11,7 @@ import lngen.torch as L
 from lngen.torch.graph_ops import OPS, GraphOps
 from torch_calls import CALLS, FORMULAS, D, Function
 
-WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale")
+WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale", "class_weight")
 
 
 def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool = False) -> list[torch.Tensor | None]:
@@ -22,8 +22,11 @@ def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool
     for name in ops.inputs:
         if name in ops.numbers or (name in ops.optional and ops.defaults[name] is False and not every):
             found.append(None)
+        elif name in ops.whole:
+            found.append(torch.arange(6).reshape(2, 3))
         else:
-            found.append(torch.randn(shapes.get(name, (2, 3, D)), dtype=dtype).requires_grad_(name != "target"))
+            given = torch.randn(shapes.get(name, (2, 3, D)), dtype=dtype)
+            found.append(given.requires_grad_(name not in ("target", "class_weight")))
     return found
 
 

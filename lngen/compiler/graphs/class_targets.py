@@ -100,7 +100,7 @@ def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> 
     if said["lse"]:
         b.output("lse", loss.targets.unless_ignored(b, "lse_kept", loss.lse), dtype=b.compute)
     if said["x_grad"]:
-        b.output("x_grad", loss.gradient(), dtype=b.options.dtype)
+        b.output("x_grad", b.stop_gradient(loss.gradient()), dtype=b.options.dtype)
 
 
 class _Loss:
