@@ -223,6 +223,8 @@ def _ceil_power(c: Call, x: Tensor) -> Tensor:
 def _cast(c: Call, x: Tensor, to: DType) -> Tensor:
     """``x`` in a dtype; of those that saturate, PyTorch's own casts do not all."""
     own = c.dtypes[to.value]
+    if to is DType.I32:
+        x = x.round().nan_to_num(0.0).clamp(-to.largest - 1, to.largest)
     if to in QUANTISED and own is not c.torch.float64:
         x = x.clamp(-to.largest - (not to.digits), to.largest)
         x = x if to.digits else x.round().nan_to_num(0.0)

@@ -3,7 +3,7 @@
     layer_norm, rms_norm, softmax, ...   torch.nn.functional's signatures (``torch_functions``)
     rms_norm_quant, dequantise, ...      norms with results of 8 bits (``quantised_norms``)
     function                             any graph as such a function (``any_graph``)
-    cross_entropy, CrossEntropyLoss      the loss of class indices (``losses``)
+    cross_entropy, CrossEntropyLoss, ... the loss of class indices, also in shards (``losses``)
     LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     fuse                                 sums and the norms that read them as one operator (``fused_sums``)
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from lngen.torch.any_graph import function
 from lngen.torch.extension import use_extension
 from lngen.torch.graph_ops import decompositions
-from lngen.torch.losses import CrossEntropyLoss, cross_entropy
+from lngen.torch.losses import CrossEntropyLoss, cross_entropy, cross_entropy_join, cross_entropy_shard
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.quantised_norms import (
@@ -65,6 +65,8 @@ __all__ = [
     "add_rms_norm",
     "add_rms_norm_quant",
     "cross_entropy",
+    "cross_entropy_join",
+    "cross_entropy_shard",
     "decompositions",
     "dequantise",
     "dyt",

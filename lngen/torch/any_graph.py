@@ -93,9 +93,10 @@ def _of(graph: str | Definition, options: dict[str, bool | str | float]) -> Grap
 
 def registered(spec: Spec) -> GraphOps:
     """The operators of a forward, which a graph gets once: a named one has them for all that it saves by default."""
-    index = ("target", "index") in spec.chosen
-    ops = INDEX if spec.builtin and index else OPS.get(spec.definition.name)
-    if ops is None or not spec.builtin or not {*spec.definition.saved(spec.options)} <= {*ops.taken}:
+    options = dict(spec.chosen)
+    ops = INDEX if options.get("target") == "index" else OPS.get(spec.definition.name)
+    whole = spec.builtin and "vocabulary" not in options
+    if ops is None or not whole or not {*spec.definition.saved(spec.options)} <= {*ops.taken}:
         name = f"{spec.definition.name}_{spec.digest}"
         ops = OPS.get(name) or OPS.setdefault(name, GraphOps(spec.definition, name, spec.options))
     return ops

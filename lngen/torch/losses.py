@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lngen.compiler.graphs.class_targets import MOST_EXACT
-from lngen.torch.bridge import TorchError, run
+from lngen.torch.any_graph import GraphFunction, function
+from lngen.torch.bridge import TorchError, constant, run
 from lngen.torch.graph_ops import INDEX, bound
 from lngen.torch.graph_way import Direct
 from lngen.torch.torch_functions import keys_of, norm
@@ -85,6 +86,67 @@ class CrossEntropyLoss(nn.CrossEntropyLoss):  # type: ignore[misc]
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
+
+
+# ---- a vocabulary in shards ----
+
+
+def cross_entropy_shard(
+    input: Tensor,
+    target: Tensor,
+    first_class: int,
+    classes: int,
+    *,
+    ignore_index: int = -100,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``rowmax, rowsum, logit``: what ``cross_entropy_join`` needs of a shard, a float32 number of each row.
+
+    input        (N, C), the logits of the classes from ``first_class`` on, of a vocabulary of so many ``classes``
+    target       (N), classes of the whole vocabulary
+
+    Its gradients are those of rowsum and logit. RuntimeError for a shard that is not in the vocabulary.
+    """
+    if not 0 <= first_class <= classes - input.shape[-1]:
+        raise TorchError(
+            f"a shard of {input.shape[-1]} classes is expected to lie in a vocabulary of {classes}, got first_class="
+            f"{first_class}."
+        )
+    options = (("ignore_index", ignore_index), ("softcap", softcap), ("target_dtype", _word(target)))
+    first = torch.full((), first_class, dtype=torch.int64, device=input.device)
+    rowmax, rowsum, logit = _of_shards("shard", classes, options)(input, target, first)
+    return rowmax, rowsum, logit
+
+
+def cross_entropy_join(
+    rowmax: Tensor,
+    rowsum: Tensor,
+    logit: Tensor,
+    target: Tensor,
+    classes: int,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    z_loss: float = 0.0,
+) -> Tensor:
+    """The loss by the numbers of all shards, each of shape (N, shards), in any order of the shards.
+
+    The collective that brings them together is the caller's, and so is that of their gradients.
+    """
+    options = ("ignore_index", ignore_index), ("reduction", reduction), ("z_loss", z_loss)
+    join = _of_shards("join", classes, (*options, ("target_dtype", _word(target))))
+    loss: Tensor = join(rowmax.detach(), rowsum, logit, target)
+    return loss
+
+
+def _word(target: Tensor) -> str:
+    return "i32" if target.dtype == torch.int32 else "i64"
+
+
+@constant
+def _of_shards(vocabulary: str, classes: int, options: tuple[tuple[str, Any], ...]) -> GraphFunction:
+    """The function of a shard, or of what joins them."""
+    return function("cross_entropy", target="index", vocabulary=vocabulary, classes=classes, **dict(options))
 
 
 # ---- the gradient in the forward pass ----

@@ -77,6 +77,19 @@ def test_one_compiled_graph_and_transforms() -> None:
     torch.testing.assert_close(torch.func.grad(own)(x.detach()), torch.autograd.grad(own(x), x)[0])
 
 
+@pytest.mark.parametrize("shards", [(6, 3), (2, 3, 4)])
+def test_shards_of_a_vocabulary_have_the_loss_of_the_whole(shards: tuple[int, ...]) -> None:
+    x = logits()
+    parts = [p.contiguous() for p in x.split(shards, 1)]
+    firsts = [0, *itertools.accumulate(shards[:-1])]
+    numbers = [L.cross_entropy_shard(p, TARGET, f, C, softcap=3.0) for p, f in zip(parts, firsts, strict=True)]
+    joined = [torch.stack(of_shards, -1) for of_shards in zip(*numbers, strict=True)]
+    loss = L.cross_entropy_join(*joined, TARGET, C, z_loss=0.1, ignore_index=IGNORED)
+    whole = L.cross_entropy(x, TARGET, softcap=3.0, z_loss=0.1, ignore_index=IGNORED)
+    torch.testing.assert_close(loss, whole)
+    torch.testing.assert_close(torch.autograd.grad(loss, x), torch.autograd.grad(whole, x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("keys", ["", "reduction=mean,lse=yes", "target_dtype=i32,save=none"])
 @pytest.mark.parametrize("weight", [None, WEIGHT])
 def test_the_operator_passes_pytorchs_own_checks(keys: str, weight: Any) -> None:
@@ -165,6 +178,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a float target": (lambda: L.cross_entropy(logits(), TARGET.float(), z_loss=0.1), "not implemented for 'Float'"),
     "smoothing": (lambda: L.cross_entropy(logits(), TARGET, label_smoothing=2.0), "label_smoothing is expected"),
     "a reduction": (lambda: L.cross_entropy(logits(), TARGET, reduction="max"), "there is no reduction 'max'"),
+    "a shard beyond": (
+        lambda: L.cross_entropy_shard(logits(), TARGET, 3, 11),
+        "lie in a vocabulary of 11, got first_c",
+    ),
+    "a shard before": (
+        lambda: L.cross_entropy_shard(logits(), TARGET, -1, 11),
+        "lie in a vocabulary of 11, got first_c",
+    ),
     "not contiguous": (lambda: L.cross_entropy(logits(C, 5).t(), TARGET, x_grad=True), "expected to be contiguous"),
 }
 

@@ -7,8 +7,8 @@ that is neither ``ignore_index`` nor a class has a loss and a row of the gradien
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder
 from lngen.compiler.ir import D, DType, M, Value
@@ -23,8 +23,20 @@ KEYS: Mapping[str, tuple[Chosen, tuple[str, ...], str]] = {
     "z_loss": (0.0, (), "factor of lse^2, which is added to the loss of a row"),
     "softcap": (0.0, (), "x becomes softcap * tanh(x / softcap); 0 leaves it"),
     "reduction": ("none", ("none", "mean", "sum"), "what loss is of those of all rows"),
+    "vocabulary": (
+        "whole",
+        ("whole", "shard", "join"),
+        "whether rows have all classes, some, or numbers of all shards",
+    ),
+    "classes": (0.0, (), "of the vocabulary, for vocabulary=shard and join"),
     "lse": (False, (), "whether lse, log(sum(exp(x))) of each row, is an output"),
     "x_grad": (False, (), "whether x_grad, the gradient by x times the input x_grad_factor, is an output"),
+}
+# What is said elsewhere, or needs whole rows.
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "whole": (),
+    "shard": ("class_weight", "label_smoothing", "z_loss", "reduction", "lse", "x_grad"),
+    "join": ("class_weight", "label_smoothing", "softcap", "x_grad"),
 }
 MOST_EXACT = 2.0**24  # whole numbers up to it are numbers of f32
 
@@ -42,50 +54,59 @@ def by_keys(b: GraphBuilder) -> Mapping[str, Chosen]:
     for key in ("z_loss", "softcap"):
         if float(said[key]) < 0:
             b.refuse(f"{key} is expected to be 0 or more, got {said[key]}.")
+    _check_shards(b, said)
     return said
 
 
-@dataclass(frozen=True)
+def _check_shards(b: GraphBuilder, said: Mapping[str, Chosen]) -> None:
+    """SpecError for keys that rows of some classes, or of shards, do not take."""
+    vocabulary, classes = said["vocabulary"], float(said["classes"])
+    if (vocabulary == "whole") == (classes != 0) or not classes.is_integer() or not 0 <= classes <= MOST_EXACT:
+        b.refuse(
+            f"classes is expected to be a whole number up to 2^24 with vocabulary=shard and join, and only there; got "
+            f"vocabulary={vocabulary}, classes={said['classes']}."
+        )
+    for key in SHARED[str(vocabulary)]:
+        if said[key] != KEYS[key][0]:
+            b.refuse(f"{key} does not go with vocabulary={vocabulary}; leave it away.")
+
+
 class Targets:
     """The classes of the rows.
 
-    index    i32[M] or i64[M]
-    column   the class of each element of a row
+    number   [M], the class as a number
     ignored  [M], 1 for a row that is ignored, else 0
-    known    [M], 1 for one of the D classes, else NaN
-    weight   [D], the factor of each class; None for 1
+    index    i32[M], the place of the class in a row, or none
+    column   the place of each element of a row
     """
 
-    index: Value
-    column: Value
-    ignored: Value
-    known: Value
-    weight: Value | None
-
-    @classmethod
-    def of(cls, b: GraphBuilder, said: Mapping[str, Chosen]) -> Targets:
-        """Those of the input target, and of class_weight."""
-        dtype = DType(str(said["target_dtype"]))
-        ignored, one = int(float(said["ignore_index"])), b.number("one", 1.0)
-        index = b.index("target", M, dtype=dtype, ignored=ignored)
-        place = b.cast("target_number", index, to=b.compute)
-        below = b.where_gt("below_classes", b.size("classes", D, b.compute), place, one, -1.0)
-        inside = b.where_gt("is_class", place, -1.0, below, -1.0)
-        return cls(
-            index=index,
-            column=b.iota("column", D, dtype),
-            ignored=b.select_eq("ignored", place, b.number("ignore_index", float(ignored)), one),
-            known=b.sqrt("known", inside),
-            weight=b.input("class_weight", D, dtype=DType.F32, differentiable=False) if said["class_weight"] else None,
+    def __init__(self, b: GraphBuilder, said: Mapping[str, Chosen], *, whole: bool = True) -> None:
+        """Of the input target, whose classes are places of rows if these have the ``whole`` vocabulary."""
+        self.b, ignored = b, int(float(said["ignore_index"]))
+        given = b.index("target", M, dtype=str(said["target_dtype"]), ignored=ignored if whole else None)
+        self.number = b.cast("target_number", given, to=b.compute)
+        self.ignored = b.select_eq(
+            "ignored", self.number, b.number("ignore_index", float(ignored)), b.number("one", 1.0)
         )
+        self.place_in_rows(self.number)
 
-    def chosen(self, b: GraphBuilder, name: str, of: Value) -> Value:
+    def place_in_rows(self, number: Value) -> None:
+        """The places are these numbers."""
+        self.index, self.column = self.b.cast("class_index", number, to=DType.I32), self.b.iota("column", D)
+
+    def known(self, classes: Value) -> Value:
+        """1 for a row whose target is below ``classes``, else NaN."""
+        b, one = self.b, self.b.number("one", 1.0)
+        below = b.where_gt("below_classes", classes, self.number, one, -1.0)
+        return b.sqrt("known", b.where_gt("is_class", self.number, -1.0, below, -1.0))
+
+    def chosen(self, name: str, of: Value) -> Value:
         """The element of each row at its class, [M]; 0 if there is none."""
-        return b.reduce_sum(name, b.select_eq(f"{name}_at", self.index, self.column, of), axis=D)
+        return self.b.reduce_sum(name, self.b.select_eq(f"{name}_at", self.index, self.column, of), axis=D)
 
-    def unless_ignored(self, b: GraphBuilder, name: str, x: Value) -> Value:
+    def unless_ignored(self, name: str, x: Value) -> Value:
         """x, and 0 in rows that are ignored."""
-        return b.select_gt(name, b.number("half", 0.5), self.ignored, x)
+        return self.b.select_gt(name, self.b.number("half", 0.5), self.ignored, x)
 
 
 def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
@@ -95,12 +116,35 @@ def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> 
     target, w the class_weight or 1, a the label_smoothing, c the z_loss. The mean of losses is their sum divided by
     that of w[t] over the rows that are not ignored.
     """
+    if said["vocabulary"] != "whole":
+        (shard if said["vocabulary"] == "shard" else join)(b, said, scale)
+        return
     loss = _Loss(b, said, scale)
     b.output("loss", loss.reduced(str(said["reduction"])), dtype=b.compute)
     if said["lse"]:
-        b.output("lse", loss.targets.unless_ignored(b, "lse_kept", loss.lse), dtype=b.compute)
+        b.output("lse", loss.targets.unless_ignored("lse_kept", loss.lse), dtype=b.compute)
     if said["x_grad"]:
         b.output("x_grad", b.stop_gradient(loss.gradient()), dtype=b.options.dtype)
+
+
+def logits(b: GraphBuilder, x: Value, scale: float, softcap: float) -> tuple[Value | None, Value]:
+    """z, x times ``scale`` and bounded by ``softcap``, after the tanh of that, if there is one."""
+    z = x if scale == 1.0 else b.mul("x_scaled", x, b.number("scale", scale))
+    if not softcap:
+        return None, z
+    tanh = b.named("tanh_x", b.mul("x_over_cap", z, b.number("inverse_cap", 1.0 / softcap)).tanh())
+    return tanh, b.mul("x_capped", tanh, b.number("softcap", softcap))
+
+
+def reduced(b: GraphBuilder, targets: Targets, loss: Value, weight: Value | None, reduction: str) -> Value:
+    """The losses of rows, their sum, or their mean by the weights of rows, which are 1 without any."""
+    if reduction == "none":
+        return loss
+    total = b.reduce_sum("loss_sum", loss, axis=M)
+    if reduction == "sum":
+        return total
+    counted = targets.unless_ignored("kept", b.number("one", 1.0) if weight is None else weight)
+    return b.div("loss_mean", total, b.statistic(b.reduce_sum("weight_sum", counted, axis=M)))
 
 
 class _Loss:
@@ -119,9 +163,12 @@ class _Loss:
     def __init__(self, b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
         self.b, self.scale = b, scale
         self.smoothing, self.z_loss, self.softcap = (float(said[k]) for k in ("label_smoothing", "z_loss", "softcap"))
-        self.tanh: Value | None = None
-        x, self.targets = b.input("x", M, D), Targets.of(b, said)
-        z = self._logits(self.targets.unless_ignored(b, "x_kept", x))
+        x, self.targets = b.input("x", M, D), Targets(b, said)
+        self.known = self.targets.known(b.size("classes", D, b.compute))
+        self.class_weight: Value | None = None
+        if said["class_weight"]:
+            self.class_weight = b.input("class_weight", D, dtype=DType.F32, differentiable=False)
+        self.tanh, z = logits(b, self.targets.unless_ignored("x_kept", x), scale, self.softcap)
         rowmax = b.statistic(b.reduce_max("rowmax", z, axis=D))
         top = b.detach("top", rowmax)
         shifted = b.sub("shifted", z, top)
@@ -134,30 +181,19 @@ class _Loss:
         if self.z_loss:
             factor, squared = b.number("z_loss", self.z_loss), b.mul("lse2", self.lse, self.lse)
             loss = b.add("loss_z", loss, b.mul("z_loss_lse2", factor, squared))
-        known = b.mul("loss_known", loss, self.targets.known)
-        self.rows = self.targets.unless_ignored(b, "loss32", known)
-
-    def _logits(self, x: Value) -> Value:
-        """z: x times the scale, bounded by softcap."""
-        b = self.b
-        z = x if self.scale == 1.0 else b.mul("x_scaled", x, b.number("scale", self.scale))
-        if not self.softcap:
-            return z
-        self.tanh = b.named("tanh_x", b.mul("x_over_cap", z, b.number("inverse_cap", 1.0 / self.softcap)).tanh())
-        return b.mul("x_capped", self.tanh, b.number("softcap", self.softcap))
+        self.rows = self.targets.unless_ignored("loss32", b.mul("loss_known", loss, self.known))
 
     def _weight(self) -> Value | None:
         """The weight of the class of each row."""
-        weight = self.targets.weight
-        return None if weight is None else self.targets.chosen(self.b, "row_weight", weight)
+        return None if self.class_weight is None else self.targets.chosen("row_weight", self.class_weight)
 
     def _surprise(self, shifted: Value, logsum: Value) -> Value:
         """The loss of each row without z_loss."""
         b = self.b
-        surprise = b.sub("surprise", logsum, self.targets.chosen(b, "hit", shifted))
+        surprise = b.sub("surprise", logsum, self.targets.chosen("hit", shifted))
         if not self.smoothing:
             return surprise if self.own is None else b.mul("weighted_surprise", self.own, surprise)
-        classes, weight = b.size("classes", D, b.compute), self.targets.weight
+        classes, weight = b.size("classes", D, b.compute), self.class_weight
         own, self.each = b.number("own_share", 1.0 - self.smoothing), b.number("smoothing", self.smoothing) / classes
         self.own = own if self.weight is None else b.mul("own", own, self.weight)
         if weight is None:
@@ -170,21 +206,13 @@ class _Loss:
 
     def reduced(self, reduction: str) -> Value:
         """The losses, their sum, or their mean."""
-        b = self.b
-        if reduction == "none":
-            return self.rows
-        total = b.reduce_sum("loss_sum", self.rows, axis=M)
-        if reduction == "sum":
-            return total
-        weight = b.number("one", 1.0) if self.weight is None else self.weight
-        counted = self.targets.unless_ignored(b, "kept", weight)
-        return b.div("loss_mean", total, b.statistic(b.reduce_sum("weight_sum", counted, axis=M)))
+        return reduced(self.b, self.targets, self.rows, self.weight, reduction)
 
     def gradient(self) -> Value:
         """The gradient of the sum of the losses by x, times the input x_grad_factor."""
         b, targets = self.b, self.targets
         given = b.input("x_grad_factor", dtype=b.compute, differentiable=False)
-        factor = b.mul("row_factor", given, targets.known)
+        factor = b.mul("row_factor", given, self.known)
         own = factor if self.own is None else b.mul("own_factor", factor, self.own)
         share = own
         if self.smoothing:
@@ -196,9 +224,53 @@ class _Loss:
         dz = b.mul("x_grad_e", self.e, b.div("share_over_rowsum", share, self.total))
         dz = b.sub("x_grad_own", dz, b.select_eq("own_at", targets.index, targets.column, own))
         if self.smoothing:
-            dz = b.sub("x_grad_all", dz, each if targets.weight is None else b.mul("each_weight", each, targets.weight))
+            dz = b.sub(
+                "x_grad_all", dz, each if self.class_weight is None else b.mul("each_weight", each, self.class_weight)
+            )
         if self.tanh is not None:
             slope = b.sub("slope", b.number("one", 1.0), b.mul("tanh2", self.tanh, self.tanh))
             dz = b.mul("x_grad_cap", dz, slope)
         dx = dz if self.scale == 1.0 else b.mul("x_grad_scaled", dz, b.number("scale", self.scale))
-        return targets.unless_ignored(b, "x_grad32", dx)
+        return targets.unless_ignored("x_grad32", dx)
+
+
+# ---- a vocabulary in shards ----
+
+
+def shard(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
+    """What a loss needs of a shard of the vocabulary, three numbers of each row: rowmax, rowsum and logit.
+
+    x has the classes from the input first_class on, target the classes of the whole vocabulary. rowsum is the sum of
+    exp(z - rowmax), or of exp(z) if rowmax is -inf, and logit is z[target], 0 if the class is in another shard. The
+    gradient takes rowmax for a constant, as ``join`` does.
+    """
+    x, targets = b.input("x", M, D), Targets(b, said, whole=False)
+    first = b.cast("first", b.index("first_class", dtype="i64"), to=b.compute)
+    targets.place_in_rows(b.sub("place", targets.number, first))
+    _, z = logits(b, targets.unless_ignored("x_kept", x), scale, float(said["softcap"]))
+    top = b.stop_gradient(b.max(z))
+    b.output("rowmax", top, dtype=DType.F32, save=True)
+    lowest = b.where_gt("lowest", top, -math.inf, top, 0.0)
+    b.output("rowsum", b.sum((z - lowest).exp()), dtype=DType.F32)
+    b.output("logit", targets.chosen("class_z", z), dtype=DType.F32)
+
+
+def join(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
+    """The loss by the numbers of all shards, [M, D] for D shards; see ``shard``."""
+    if scale != 1.0:
+        b.refuse("scale does not go with vocabulary=join; leave it away.")
+    rowmax = b.input("rowmax", M, D, dtype=DType.F32, differentiable=False)
+    rowsum, logit = (b.input(name, M, D, dtype=DType.F32) for name in ("rowsum", "logit"))
+    targets = Targets(b, said, whole=False)
+    top = b.max(rowmax)
+    total = b.sum(rowsum * (rowmax - top).exp())
+    logsum = b.named("logsum", total.log())
+    loss = logsum - (b.sum(logit) - top)
+    lse = b.named("lse32", top + logsum)
+    if said["z_loss"]:
+        loss = loss + lse * lse * float(said["z_loss"])
+    known = targets.known(b.number("classes", float(said["classes"])))
+    rows = targets.unless_ignored("loss32", loss * known)
+    b.output("loss", reduced(b, targets, rows, None, str(said["reduction"])), dtype=b.compute)
+    if said["lse"]:
+        b.output("lse", targets.unless_ignored("lse_kept", lse), dtype=b.compute)

@@ -33,8 +33,10 @@ def round_to(x: Array, to: DType, out: Array | None = None) -> Array:
 
     What has the digits of bfloat16 or fewer goes from float64 through a float32 rounded to odd, so that the second
     rounding meets no false tie (Boldo and Melquiond, Emulation of FMA and correctly rounded sums, IEEE Trans.
-    Computers 57(4), 2008). e4m3, e5m2 and int8 saturate (``_saturated``); other dtypes overflow.
+    Computers 57(4), 2008). e4m3, e5m2, int8 and i32 saturate (``_saturated``); other dtypes overflow.
     """
+    if to is DType.I32:
+        return _saturated(x.astype(np.float64), to)  # which has its ends
     if to.digits <= BF16.digits and x.dtype == np.float64:
         x = _to_odd_f32(x)
     if to in QUANTISED:
@@ -46,7 +48,7 @@ def round_to(x: Array, to: DType, out: Array | None = None) -> Array:
 
 
 def _saturated(x: Array, to: DType) -> Array:
-    """Numbers beyond the range become its ends, infinities too; a NaN becomes 0x7f, in int8 0: cvt.satfinite of PTX."""
+    """Numbers beyond the range become its ends, infinities too; a NaN becomes 0x7f, a whole one 0: cvt of PTX."""
     number, least = x == x, -to.largest if to.digits else -to.largest - 1
     near = np.clip(np.where(number, x, x.dtype.type(0)), least, to.largest)
     if not to.digits:

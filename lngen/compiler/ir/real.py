@@ -120,6 +120,8 @@ def cast(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     to, given = eqn.out.type.dtype, eqn.args[0].type.dtype
     if at.wide or 0 < given.digits <= to.digits:
         return args[0]
+    if to is DType.I32:
+        return Real(np.rint(args[0].value), np.where(args[0].error < 0.5, 0.0, args[0].error + 0.5))
     if to in QUANTISED:
         return rounded(Real(np.clip(args[0].value, -to.largest, to.largest), args[0].error), to)
     return rounded(args[0], to)

@@ -127,8 +127,10 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
     to = dict(attrs).get("to")
     if not isinstance(to, DType):
         raise ValueError(f"expected {{to=dtype}}, got {_kind(to)}")
-    if not to.digits and to not in QUANTISED:
-        raise ValueError(f"a cast is to floating-point numbers or int8, got {to}; other whole numbers are inputs only")
+    if not to.digits and to not in (*QUANTISED, DType.I32):
+        raise ValueError(
+            f"a cast is to floating-point numbers, int8 or i32, got {to}; other whole numbers are inputs only"
+        )
     return Type(to, args[0].axes)
 
 

@@ -228,8 +228,9 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
 def _check_dtypes(graph: Graph) -> None:
     """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
     known = dict.fromkeys(graph.params, (READ, "read"))
-    columns = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
-    known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in columns), *graph.results), (WRITTEN, "write"))
+    places = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
+    places |= {e.out for e in graph.eqns if e.out.type.dtype is DType.I32 and e.op == "cast"}
+    known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in places), *graph.results), (WRITTEN, "write"))
     for v, (dtypes, how) in known.items():
         if v.type.dtype not in dtypes:
             raise LowerError(

@@ -150,6 +150,50 @@ def test_all_rows_ignored() -> None:
         assert not results(f"reduction={reduction}", x, target, given, "bwd")["dx"].any()
 
 
+# ---- a vocabulary in shards ----
+
+
+def in_shards(x: Array, target: Array, shards: tuple[int, ...], keys: str) -> tuple[Array, Array]:
+    """The loss, and the gradient by x, of the interpreter."""
+    end, of_loss = (
+        np.cumsum(shards),
+        f"classes={x.shape[1]},reduction={keys.partition(',')[0]},z_loss=0.1,vocabulary=join",
+    )
+    parts = [slice(e - n, e) for e, n in zip(end, shards, strict=True)]
+    of_shard = f"classes={x.shape[1]},softcap=2,vocabulary=shard"
+    given = [{"x": x[:, p].copy(), "first_class": np.array(p.start)} for p in parts]
+    found = [results(of_shard, one["x"], target, one) for one in given]
+    joined = {name: np.stack([f[name] for f in found], 1) for name in ("rowmax", "rowsum", "logit")}
+    loss = results(of_loss, joined["rowmax"], target, joined)
+    ones = {"dloss": np.ones_like(loss["loss"])}
+    back = results(of_loss, joined["rowmax"], target, {**joined, **loss, **ones}, "bwd")
+    gradient = []
+    for n, (one, f) in enumerate(zip(given, found, strict=True)):
+        one |= {**f, **{name: back[name][:, n].copy() for name in ("drowsum", "dlogit")}}
+        gradient.append(results(f"{of_shard},of=rowsum+logit", one["x"], target, one, "bwd")["dx"])
+    return loss["loss"], np.concatenate(gradient, 1)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shards", [(8, 4), (5, 3, 4)])
+def test_shards_have_the_loss_of_the_whole(shards: tuple[int, ...], reduction: str) -> None:
+    rng = np.random.default_rng(1)
+    x, target = np.float32(2 * rng.normal(size=(6, 12))), np.array([0, 4, 5, 11, -100, 7])
+    x[4] = NAN  # which is ignored
+    x[0, 8:] = -INF  # a shard without a finite logit
+    said = {"scale": 1.0, "softcap": 2.0, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.1,
+            "class_weight": "no", "reduction": reduction}  # fmt: skip
+    clean = np.where(np.isfinite(x), x, np.where(np.isnan(x), 0, -1e30))
+    loss, gradient, _ = wanted(said, clean, target, np.ones(12, np.float32), 1.0)
+    found, dx = in_shards(x, target, shards, reduction)
+    assert found == pytest.approx(loss, rel=1e-5, abs=1e-6)
+    assert dx == pytest.approx(gradient, rel=1e-5, abs=1e-6)
+    assert not dx[4].any()
+    wrong, _ = in_shards(x[:2], np.array([12, 3]), shards, "none")
+    assert np.isnan(wrong[0])
+    assert np.isfinite(wrong[1])
+
+
 # ---- kernels ----
 
 ALL = "class_weight=yes,label_smoothing=0.1,z_loss=0.01,softcap=2"
@@ -168,6 +212,9 @@ CASES = [
          tma(32, 2, 8, 2, "store", grid=2), (7,), alias=OVER_X),
     Case("cross_entropy.bwd:d=1000,dtype=bf16,target=index,reduction=mean", cp_async(32, 2, 8, 2, grid=2), (0, 7)),
     Case(f"cross_entropy.bwd:d=9000,target=index,{ALL}", multipass(256, 4), (3,), alias="dx=x"),
+    Case("cross_entropy.fwd:d=1000,dtype=bf16,target=index,vocabulary=shard,classes=3000", registers(32, 2, 8), (7,)),
+    Case("cross_entropy.bwd:d=1000,dtype=bf16,target=index,vocabulary=shard,classes=3000", registers(32, 2, 8), (7,)),
+    Case("cross_entropy.fwd:d=3,target=index,vocabulary=join,classes=3000,reduction=mean", registers(1, 32, 1), (7,)),
     Case("cross_entropy.bwd:d=9000,target=index,class_weight=yes", tma(256, 1, 4, 2, grid=2), (3,)),
 ]  # fmt: skip
 
@@ -187,6 +234,10 @@ KEYS_REFUSED = {
     "target=index,ignore_index=0.5": "ignore_index is expected to be a whole number",
     "target=index,z_loss=-1": "z_loss is expected to be 0 or more",
     "target=index,softcap=-1": "softcap is expected to be 0 or more",
+    "target=index,vocabulary=shard": "classes is expected to be a whole number up to 2",
+    "target=index,classes=9": "classes is expected to be a whole number up to 2",
+    "target=index,vocabulary=shard,classes=9,lse=yes": "lse does not go with vocabulary=shard",
+    "target=index,vocabulary=join,classes=9,scale=2": "scale does not go with vocabulary=join",
     "target=index,reduction=max": "there is no reduction 'max'",
 }
 
