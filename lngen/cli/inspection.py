@@ -59,7 +59,7 @@ def _overview(graphs: list[dict[str, Any]]) -> str:
 def _described(definition: Definition) -> dict[str, Any]:
     declared = definition.builder(_OPTIONS).declared
     flags = (n for n, option in declared.items() if isinstance(option.default, bool) and not option.of_forward)
-    everything = tuple((n, True) for n in flags)
+    everything = tuple((n, True) for n in flags if definition.fits(replace(_OPTIONS, chosen=((n, True),))))
     built = definition.builder(replace(_OPTIONS, chosen=everything))
     dtypes = _dtypes(definition, declared)
     compute = "compute" if DType.F64.value in dtypes else DType.F32.value
@@ -93,8 +93,8 @@ def _described(definition: Definition) -> dict[str, Any]:
             {
                 "name": p.name,
                 "type": _type(p),
-                "optional": p.name in declared,
-                "default": p.name not in declared or bool(declared[p.name].default),
+                "optional": (optional := p.name in declared and isinstance(declared[p.name].default, bool)),
+                "default": not optional or bool(declared[p.name].default),
             }
             for p in built.params
         ],

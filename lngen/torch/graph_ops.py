@@ -228,10 +228,8 @@ class GraphOps:
 
 def _asked(definition: Definition, options: Options, *more: tuple[str, Any]) -> list[Value]:
     """The inputs under further options; none if the options do not fit together."""
-    try:
-        return definition.builder(replace(options, chosen=(*options.chosen, *more))).params
-    except SpecError:
-        return []
+    options = replace(options, chosen=(*options.chosen, *more))
+    return definition.builder(options).params if definition.fits(options) else []
 
 
 def bound(name: str, spec: Spec, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

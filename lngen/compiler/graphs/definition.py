@@ -89,6 +89,14 @@ class Definition:
             self._described[options] = self._describe(options)
         return self._described[options]
 
+    def fits(self, options: Options) -> bool:
+        """Whether the description takes these options together."""
+        try:
+            self.builder(options)
+        except SpecError:
+            return False
+        return True
+
     def _describe(self, options: Options) -> GraphBuilder:
         """Run the description; VerifyError, with the line, for what it raises.
 

@@ -16,6 +16,7 @@ from typing import Any
 from lngen.compiler.ir import DType
 from lngen.compiler.passes import accumulated
 from lngen.compiler.spec import Spec
+from lngen.compiler.spec.spec import text_of
 from lngen.dtypes import FLOATS
 from lngen.lab.bench.argument_sets import Case, Prepared, Provider, Tensors
 from lngen.lab.bench.torch_gpu import Array
@@ -51,14 +52,14 @@ def member_of(spec: Spec) -> str:
     """
     if not spec.builtin or spec.grad or {spec.weight, spec.out} != {spec.dtype}:
         return ""
-    chosen = ",".join(f"{key}={value}" for key, value in spec.chosen)
+    chosen = ",".join(f"{key}={text_of(value)}" for key, value in spec.chosen)
     return ":".join([spec.definition.name, *[chosen] * bool(chosen)])
 
 
 def own_form(spec: Spec) -> Call | None:
     """A graph of lngen's as a user of PyTorch writes it, with PyTorch's own functions; None where it has none.
 
-    Cross-entropy takes logits and class probabilities in f32, as training programs call it: of bf16 its loss and its
+    Cross-entropy takes logits in f32, and class probabilities, as training programs call it: of bf16 its loss and its
     gradient would be outside of the bounds.
     """
     outputs = spec.definition.outputs(spec.options)
@@ -99,6 +100,7 @@ def _own_forms(spec: Spec) -> dict[str, Call]:
         "rmsnorm_act": lambda t: (f.silu(rms(t["x"], t)),),
         "softmax": lambda t: (f.softmax(t["x"], dim=-1),),
         "log_softmax": lambda t: (f.log_softmax(t["x"], dim=-1),),
+        "cross_entropy:target=index": lambda t: (f.cross_entropy(t["x"].float(), t["target"], reduction="none"),),
         "cross_entropy": lambda t: (f.cross_entropy(t["x"].float(), t["target"].float(), reduction="none"),),
     }
 
@@ -254,6 +256,17 @@ def _prenorm(t: Tensors, spec: Spec) -> dict[str, Any]:
     return {"residual": t["residual"], "eps": spec.eps, "prenorm": True}
 
 
+def _liger_loss(module: ModuleType, t: Tensors) -> Array:
+    """The losses of rows; ignored: class -100, z-loss and smoothing: 0."""
+    return module.LigerCrossEntropyFunction.apply(t["x"], t["target"], None, -100, 0.0, 0.0, "none")[0]
+
+
+def _liger_gradient(module: ModuleType, t: Tensors, spec: Spec) -> None:
+    """The same with the gradient over x, which forward writes if that requires one."""
+    t["x"].requires_grad_()
+    t["loss"] = _liger_loss(module, t).detach()
+
+
 OPS, QUACK, FLASH = "liger_kernel.ops", "quack.rmsnorm", "flash_attn.ops.triton.layer_norm"
 FAST_APEX, APEX_NORM = "apex.contrib.layer_norm.layer_norm", "apex.normalization.fused_layer_norm"
 APEX_NEEDS = "NVIDIA Apex with its CUDA extensions"
@@ -262,7 +275,8 @@ NOT_IN_PLACE = 0.0, "llama", False  # offset, casting mode; in place, a backward
 # fmt: off
 LIGER = Library(
     "liger", "liger-kernel", "liger_kernel",
-    "autograd functions of liger_kernel.ops; RMSNorm with offset 0, casting mode llama, not in place",
+    "autograd functions of liger_kernel.ops; RMSNorm with offset 0, casting mode llama, not in place; cross-entropy "
+    "with its gradient in place",
     {
         "layernorm": Member(
             f"{OPS}.layer_norm", lambda m, t, s: m.LigerLayerNormFunction.apply(t["x"], t["gamma"], t["beta"], s.eps)
@@ -281,11 +295,16 @@ LIGER = Library(
             lambda m, t, s: m.LigerDyTFunction.apply(t["x"], t["alpha"].reshape(1), t["gamma"], t["beta"]),
         ),
         "softmax": Member(f"{OPS}.softmax", lambda m, t, s: m.LigerSoftmaxFunction.apply(t["x"])),
+        "cross_entropy:target=index": Member(f"{OPS}.cross_entropy", lambda m, t, s: _liger_loss(m, t), FORWARD),
+        "cross_entropy:target=index,x_grad=yes": Member(
+            f"{OPS}.cross_entropy", _liger_gradient, FORWARD, in_place={"x_grad": "x"}
+        ),
     },
 )
 QUACK_LIBRARY = Library(
     "quack", "quack-kernels", "quack",
-    "quack.rmsnorm.rmsnorm, layernorm_fwd with weights in float32, converted once; softmax",
+    "quack.rmsnorm.rmsnorm, layernorm_fwd with weights in float32, converted once; softmax; cross_entropy, and "
+    "cross_entropy_fwd with return_dx",
     {
         "layernorm": Member(
             QUACK, lambda m, t, s: m.layernorm_fwd(t["x"], t["gamma"], t["beta"], eps=s.eps), FORWARD, wide=True
@@ -293,6 +312,12 @@ QUACK_LIBRARY = Library(
         "rmsnorm": Member(QUACK, lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], eps=s.eps)),
         "add_rmsnorm": Member(QUACK, lambda m, t, s: m.rmsnorm(t["x"], t["gamma"], **_prenorm(t, s))),
         "softmax": Member("quack.softmax", lambda m, t, s: m.softmax(t["x"])),
+        "cross_entropy:target=index": Member(
+            "quack.cross_entropy", lambda m, t, s: m.cross_entropy(t["x"], t["target"], reduction="none")
+        ),
+        "cross_entropy:target=index,x_grad=yes": Member(
+            "quack.cross_entropy", lambda m, t, s: m.cross_entropy_fwd(t["x"], t["target"], return_dx=True), FORWARD
+        ),
     },
 )
 FLASH_ATTN = Library(

@@ -100,6 +100,13 @@ class Gpu:
         values = self.torch.randn(tuple(shape), generator=generator, device=self.device).add_(mean)
         return (values.abs_().add_(0.25) if positive else values).to(torch_dtypes()[dtype])
 
+    def whole(self, shape: Sequence[int], dtype: DType, end: int, seed: int) -> Array:
+        """A new array of whole numbers from 0, below ``end``."""
+        generator = self.torch.Generator(device=self.device)
+        generator.manual_seed(seed)
+        values = self.torch.randint(end, tuple(shape), generator=generator, device=self.device)
+        return values.to(torch_dtypes()[dtype])
+
     def capture(self, launch: Launch, indices: Sequence[int]) -> Any:
         """A replayable graph of one launch per index."""
         graph = self.torch.cuda.CUDAGraph()

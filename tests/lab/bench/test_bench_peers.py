@@ -24,7 +24,7 @@ FUNCTIONS = {
     name: "rms_norm" if "rmsnorm" in name else "layer_norm" if "layernorm" in name else name
     for name in GRAPHS
     if name not in ("l2norm", "dyt")
-}
+} | {"cross_entropy:target=index": "cross_entropy"}
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
@@ -168,6 +168,24 @@ def _fused_add_quant(out: Any, x: Any, residual: Any, weight: Any, scale: Any, e
     _rmsnorm_quant(out, residual, weight, scale, eps, enable_pdl=enable_pdl)
 
 
+def _loss(x: Any, target: Any, *rest: Any) -> tuple[Any, None]:
+    """Liger's: the gradient lies over logits that require one, and the loss has their dtype."""
+    assert rest == (None, -100, 0.0, 0.0, "none")
+    loss = torch.nn.functional.cross_entropy(x, target, reduction="none")
+    if x.requires_grad:
+        with torch.no_grad():
+            x.copy_(_gradient(x, target))
+    return loss, None
+
+
+def _gradient(x: Any, target: Any) -> Any:
+    return (x.float().softmax(-1) - torch.nn.functional.one_hot(target, x.shape[-1])).to(x.dtype)
+
+
+def _quack_loss(x: Any, target: Any, *, reduction: str) -> Any:
+    return torch.nn.functional.cross_entropy(x.float(), target, reduction=reduction)
+
+
 def _dyt(x: Any, alpha: Any, gamma: Any, beta: Any) -> Any:
     return (torch.tanh(alpha.float() * x.float()) * gamma + beta).to(x.dtype)
 
@@ -191,7 +209,12 @@ STANDS = {
         "rmsnorm": _quack_rmsnorm,
         "layernorm_fwd": lambda x, weight, bias, eps: _norm(x, weight, bias, eps, True).to(x.dtype),
     },
+    "liger_kernel.ops.cross_entropy": {"LigerCrossEntropyFunction": SimpleNamespace(apply=_loss)},
     "quack.softmax": {"softmax": lambda x: x.softmax(-1)},
+    "quack.cross_entropy": {
+        "cross_entropy": _quack_loss,
+        "cross_entropy_fwd": lambda x, t, return_dx: (_quack_loss(x, t, reduction="none"), _gradient(x, t)),
+    },
     "flash_attn.ops.triton.layer_norm": {"layer_norm_fn": _flash(True), "rms_norm_fn": _flash(False)},
     "mamba_ssm.ops.triton.layernorm_gated": {
         "rmsnorm_fn": lambda x, w, b, z, eps: _norm(x, w, b, eps, False) * torch.nn.functional.silu(z)
@@ -276,7 +299,9 @@ def test_libraries_cover_what_they_have() -> None:
     assert names("add_layernorm", "bwd") == {"flash-attn"}
     assert names("gated_rmsnorm", "bwd") == {"mamba"}
     assert (names("softmax", "bwd"), names("dyt", "bwd")) == ({"liger", "quack"}, {"liger"})
-    assert names("cross_entropy") == set()  # theirs takes an index, lngen's a distribution
+    assert names("cross_entropy") == set()  # of a distribution they have none
+    assert names("cross_entropy:target=index") == names("cross_entropy:target=index,x_grad=yes") == {"liger", "quack"}
+    assert names("cross_entropy:target=index", "bwd") == {"quack"}
     assert names("rmsnorm:weight=f32") == names("rmsnorm:beta=yes") == names("layernorm:out=f32") == set()
     quant = "quant=e4m3,scales=tensor"
     assert names(f"rmsnorm:{quant}") == names(f"add_rmsnorm:{quant},apply=mul") == {"flashinfer", "flashinfer-pdl"}
