@@ -121,7 +121,7 @@ def _inputs(spec: Spec, rows: int, *, special: bool) -> dict[str, Array]:
     positive = spec.positive_inputs()
     found: dict[str, Array] = {}
     for p in spec.forward().params:
-        found[p.name] = _drawn(p, rows, spec.d, positive=p.name in positive)
+        found[p.name] = _drawn(p, rows, spec.d, positive=p.name in positive, classes=p.name in spec.classes)
         if special and p.type.axes == WIDE and p.type.dtype.digits and p.name not in positive:
             _make_special(found[p.name], p.type.dtype)
     if spec.direction == "bwd":
@@ -129,11 +129,12 @@ def _inputs(spec: Spec, rows: int, *, special: bool) -> dict[str, Array]:
     return {p.name: found[p.name] if p.name in found else _drawn(p, rows, spec.d) for p in spec.graph().params}
 
 
-def _drawn(value: Value, rows: int, d: int, *, positive: bool = False) -> Array:
+def _drawn(value: Value, rows: int, d: int, *, positive: bool = False, classes: bool = False) -> Array:
     """Numbers of mean 1/2 and deviation 1, about normal, in the value's shape and dtype; none is zero.
 
     A number is half an odd number, from the sum of four random integers of 11 bits, times 27 / 2^15. This and the mean
-    are exact in float64, and rounded once. With ``positive`` it is the absolute value, and 1/4.
+    are exact in float64, and rounded once. With ``positive`` it is the absolute value, and 1/4; of ``classes`` what is
+    left of 7919 times that, divided by d, without a fraction.
     """
     shape = value.type.shape(rows, d)
     name = f"{value.name} {rows if M in value.type.axes else 'any'} {d}"
@@ -141,7 +142,9 @@ def _drawn(value: Value, rows: int, d: int, *, positive: bool = False) -> Array:
     raw = np.asarray(np.random.PCG64(seed).random_raw(math.prod(shape)), np.uint64)
     parts = [((raw >> np.uint64(shift)) & np.uint64(0x7FF)).astype(np.float64) for shift in (5, 21, 37, 53)]
     numbers = np.asarray((sum(parts) - np.float64(4093.5)) * (27 / 2**15) + 0.5)
-    return stored((np.abs(numbers) + 0.25 if positive else numbers).reshape(shape), value.type.dtype)
+    if positive or classes:
+        numbers = np.abs(numbers) + 0.25 if positive else np.floor(np.abs(numbers) * 7919 % d)
+    return stored(numbers.reshape(shape), value.type.dtype)
 
 
 def _make_special(x: Array, dtype: DType) -> None:

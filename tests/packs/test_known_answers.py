@@ -33,9 +33,11 @@ SPECS = (
     "gated_rmsnorm.bwd:d=48,dtype=bf16",
     "dyt.bwd:d=64",
     "cross_entropy.bwd:d=17",
+    "cross_entropy.fwd:d=17,target=index,reduction=mean,class_weight=yes,x_grad=yes",
+    "cross_entropy.bwd:d=16,dtype=bf16,target=index,target_dtype=i32",
     "softmax.fwd:d=1,dtype=bf16",
 )
-READ = {"f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8"}  # as a reader without ml_dtypes takes them
+READ = {"f16": "<f2", "bf16": "<u2", "f32": "<f4", "f64": "<f8", "i32": "<i4", "i64": "<i8"}  # without ml_dtypes
 
 
 def table(files: Mapping[str, bytes]) -> tuple[str, dict[str, Any]]:
@@ -228,7 +230,7 @@ def test_tensors_that_differ_never_share_a_file(monkeypatch: pytest.MonkeyPatch)
         vectors(parse_spec("rmsnorm.fwd:d=8"))
 
 
-@pytest.mark.parametrize("text", [SPECS[0], SPECS[1], SPECS[5], "cross_entropy.fwd:d=17"])
+@pytest.mark.parametrize("text", [SPECS[0], SPECS[1], SPECS[5], SPECS[10], "cross_entropy.fwd:d=17"])
 def test_the_kernels_give_these_results(text: str) -> None:
     """Also for no rows and for special numbers, as a launcher in another language gets them."""
     pytest.importorskip("cupy")

@@ -409,7 +409,7 @@ class TvmFfi(Launcher):
             made = tensor(host.address(name), laid.shape, laid.dtype, strides, device=device)
             given[name] = None if name in call.absent else made
         size_of = getattr(self.of, f"{self.groups[str(memory.spec)]}_workspace_bytes")
-        size = size_of(given[memory.signature.inputs[0].name])
+        size = size_of(given[memory.signature.inputs[memory.signature.leader].name])
         return given | ({"workspace": tensor(host.room(size), (size,), "u8")} if size else {})
 
     def launch(self, memory: Memory, host: Host) -> Mapping[str, Array]:

@@ -131,13 +131,19 @@ class Facts:
             return Range(_at(eqn, *[least] * len(args)), _at(eqn, *[most] * len(args)))
         if eqn.op in ("silu", "gelu", "gelu_tanh"):  # x times a number from 0 to 1, never less than -0.2785
             return Range(-0.3 if args[0].low < 0 else 0, max(args[0].high, 0))
-        if eqn.op == "sub" and self.is_row("reduce_max", eqn.args[1], eqn.args[0]):
+        if eqn.op == "sub" and self.is_row("reduce_max", self._same(eqn.args[1]), eqn.args[0]):
             return Range(high=0, top=0)
         divisor = args[-1] if eqn.op in ("div", "rsqrt") else Range(1)
         if eqn.op not in MONOTONE or divisor.low <= 0 <= divisor.high:
             return Range()
         found, most = _of_ends(eqn, args), self._of_norm(eqn) if eqn.op in ("mul", "div") else inf
         return replace(found, low=max(found.low, -most), high=min(found.high, most))
+
+    def _same(self, value: Value) -> Value:
+        """The value that a gradient does not pass, if this is its constant."""
+        while self.made[value].op in ("detach", "stop_gradient"):
+            (value,) = self.made[value].args
+        return value
 
     def _of_norm(self, eqn: Eqn) -> float:
         """The bound of x / sqrt(mean(x^2) + eps), sqrt(D), or 1 with a sum of squares; infinite for other equations."""

@@ -66,6 +66,7 @@ FAMILIAR = {
     "layernorm.bwd:d=64,dtype=f32": {"-8 <= %xhat <= 8"},
     "rmsnorm.fwd:d=64,quant=int8,scale_pow2=up": {"1.175e-38 <= %q_scale"},
     "l2norm.fwd:d=64,dtype=f32": {"-1 <= %y <= 1"},
+    "cross_entropy.fwd:d=64,dtype=f32,target=index": {"%shifted <= 0", "0 <= %e <= 1", "1 <= %rowsum <= 64"},
     "softmax.bwd:d=64,dtype=f32": {"%shifted <= 0", "0 <= %e <= 1", "0.01562 <= %rsum <= 1", "0 <= %p <= 1"},
 }
 
