@@ -137,7 +137,7 @@ def test_patch_takes_the_loss_and_unpatch_gives_it_back() -> None:
     x = logits()
     torch.testing.assert_close(model["loss"](x, TARGET), F.cross_entropy(x, TARGET, ignore_index=IGNORED))
     assert "lngen" in type(model["loss"](x, TARGET).grad_fn).__name__
-    assert L.patch(model).left["loss"] == "patched already"
+    assert L.patch(model).already["loss"] == "cross_entropy"
     assert L.unpatch(model) == 2
     assert type(model["loss"]) is nn.CrossEntropyLoss
 
