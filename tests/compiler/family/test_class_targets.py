@@ -10,9 +10,10 @@ from torch.nn import functional as F
 import lngen
 from bits import Case, check
 from lngen.compiler.interpret import interpret
+from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import parse_spec
 from lngen.errors import ArrayError, SpecError
-from lngen.proof.check.inputs import mismatches
+from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
 from plans import plan_of
 from schedules import cp_async, multipass, registers, tma
@@ -222,6 +223,22 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_have_the_bits(case: Case) -> None:
     check(case)
+
+
+ONCE = [  # a row in shared memory, in that of a cluster, and in the registers of one
+    ("cross_entropy.fwd:d=8000,dtype=bf16,target=index", tma(128, 1, 8, 2, grid=2)),
+    ("cross_entropy.fwd:d=16000,dtype=bf16,target=index,x_grad=yes", tma(128, 1, 8, 2, cluster=2, grid=2)),
+    ("cross_entropy.fwd:d=16000,dtype=bf16,target=index,x_grad=yes", registers(256, 1, 8, cluster=2)),
+]
+
+
+@pytest.mark.parametrize(("text", "schedule"), ONCE)
+def test_a_row_is_read_once(text: str, schedule: Schedule) -> None:
+    plan = plan_of(text, schedule)
+    traffic = run_plan(plan, random_inputs(plan.spec, 2)).traffic.tensors[plan.kernels[0].name]
+    row = 2 * 2 * plan.spec.d  # bytes of two rows
+    assert traffic["x"]["bytes_read"] == row
+    assert traffic.get("x_grad", {"bytes_written": row})["bytes_written"] == row
 
 
 # ---- what is refused ----
