@@ -237,6 +237,12 @@ def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
     return c.torch.cat([b, -a] if inverse else [-b, a], dim=1)
 
 
+def _taken(call: Call, x: Tensor, index: Tensor) -> Tensor:
+    inside = (index >= 0) & (index < x.shape[-1])
+    rows = x.expand(index.shape[0], x.shape[-1])
+    return call.torch.where(inside, rows.gather(1, call.torch.where(inside, index, 0).long()), 0)
+
+
 MEANINGS: dict[str, Meaning] = {
     **{op: _called(name) for op, name in {**dict(zip(SAME, SAME, strict=True)), **RENAMED}.items()},
     **{op: _reduced(method) for op, method in REDUCTIONS.items()},
@@ -262,6 +268,7 @@ MEANINGS: dict[str, Meaning] = {
     "clamp": lambda c, e, a: c.torch.clamp(c.tensor(a[0], e), e.attr("low"), e.attr("high")),
     "select_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], 0.0, e),
     "select_eq": lambda c, e, a: _where(c, a[0] == a[1], a[2], 0.0, e),
+    "take": lambda c, e, a: _taken(c, c.tensor(a[0], e), c.tensor(a[1], e)),
     "where_gt": lambda c, e, a: _where(c, a[0] > a[1], a[2], a[3], e),
     "gelu_tanh": lambda c, e, a: c.torch.nn.functional.gelu(c.tensor(a[0], e), approximate="tanh"),
     "softplus": lambda c, e, a: c.torch.nn.functional.softplus(c.tensor(a[0], e), threshold=SOFTPLUS_LINEAR),

@@ -101,8 +101,13 @@ class Targets:
         return b.sqrt("known", b.where_gt("is_class", self.number, -1.0, below, -1.0))
 
     def chosen(self, name: str, of: Value) -> Value:
-        """The element of each row at its class, [M]; 0 if there is none."""
-        return self.b.reduce_sum(name, self.b.select_eq(f"{name}_at", self.index, self.column, of), axis=D)
+        """The element of each row of an input at its class, [M]; 0 if there is none."""
+        return self.b.take(name, of, self.index)
+
+    def logit(self, name: str, x: Value, scale: float, softcap: float) -> Value:
+        """The logit of each row's class, [M]; 0 if there is none, and in rows that are ignored."""
+        chosen = self.unless_ignored(f"{name}_kept", self.chosen(name, x))
+        return logits(self.b, chosen, scale, softcap, name)[1]
 
     def unless_ignored(self, name: str, x: Value) -> Value:
         """x, and 0 in rows that are ignored."""
@@ -127,13 +132,13 @@ def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> 
         b.output("x_grad", b.stop_gradient(loss.gradient()), dtype=b.options.dtype)
 
 
-def logits(b: GraphBuilder, x: Value, scale: float, softcap: float) -> tuple[Value | None, Value]:
+def logits(b: GraphBuilder, x: Value, scale: float, softcap: float, name: str = "x") -> tuple[Value | None, Value]:
     """z, x times ``scale`` and bounded by ``softcap``, after the tanh of that, if there is one."""
-    z = x if scale == 1.0 else b.mul("x_scaled", x, b.number("scale", scale))
+    z = x if scale == 1.0 else b.mul(f"{name}_scaled", x, b.number("scale", scale))
     if not softcap:
         return None, z
-    tanh = b.named("tanh_x", b.mul("x_over_cap", z, b.number("inverse_cap", 1.0 / softcap)).tanh())
-    return tanh, b.mul("x_capped", tanh, b.number("softcap", softcap))
+    tanh = b.named(f"tanh_{name}", b.mul(f"{name}_over_cap", z, b.number("inverse_cap", 1.0 / softcap)).tanh())
+    return tanh, b.mul(f"{name}_capped", tanh, b.number("softcap", softcap))
 
 
 def reduced(b: GraphBuilder, targets: Targets, loss: Value, weight: Value | None, reduction: str) -> Value:
@@ -152,6 +157,7 @@ class _Loss:
 
     targets  the classes
     tanh     of softcap; None without one
+    top      the largest logit of each row, and ``z_of_class`` that of its class
     e        exp(z - rowmax), and ``total`` its sum
     lse      of each row
     own      what the loss of its own class counts in a row; None for 1
@@ -169,8 +175,9 @@ class _Loss:
         if said["class_weight"]:
             self.class_weight = b.input("class_weight", D, dtype=DType.F32, differentiable=False)
         self.tanh, z = logits(b, self.targets.unless_ignored("x_kept", x), scale, self.softcap)
+        self.z_of_class = self.targets.logit("x_of_class", x, scale, self.softcap)
         rowmax = b.statistic(b.reduce_max("rowmax", z, axis=D))
-        top = b.detach("top", rowmax)
+        self.top = top = b.detach("top", rowmax)
         shifted = b.sub("shifted", z, top)
         self.e = b.named("e", shifted.exp())
         self.total = b.statistic(b.reduce_sum("rowsum", self.e, axis=D))
@@ -190,7 +197,7 @@ class _Loss:
     def _surprise(self, shifted: Value, logsum: Value) -> Value:
         """The loss of each row without z_loss."""
         b = self.b
-        surprise = b.sub("surprise", logsum, self.targets.chosen("hit", shifted))
+        surprise = b.sub("surprise", logsum, b.sub("hit", self.z_of_class, self.top))
         if not self.smoothing:
             return surprise if self.own is None else b.mul("weighted_surprise", self.own, surprise)
         classes, weight = b.size("classes", D, b.compute), self.class_weight
@@ -252,7 +259,7 @@ def shard(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     b.output("rowmax", top, dtype=DType.F32, save=True)
     lowest = b.where_gt("lowest", top, -math.inf, top, 0.0)
     b.output("rowsum", b.sum((z - lowest).exp()), dtype=DType.F32)
-    b.output("logit", targets.chosen("class_z", z), dtype=DType.F32)
+    b.output("logit", targets.logit("x_of_class", x, scale, float(said["softcap"])), dtype=DType.F32)
 
 
 def join(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:

@@ -177,6 +177,17 @@ class GraphBuilder(Builder):
             self.classes[name] = ignored
         return self.param(name, stored, *axes)
 
+    def take(self, name: str, x: Value, index: Value) -> Value:
+        """The element at ``index`` of each row of x, an input over D, [M]; 0 where that is outside the row."""
+        made, path, stored = {e.out: e for e in self.eqns}, list[Eqn](), x
+        while stored in made and made[stored].op in ("cast", "detach", "stop_gradient"):
+            path.append(made[stored])
+            stored = path[-1].args[0]
+        found = super().take(f"{name}_stored", stored, index)
+        for eqn in reversed(path):
+            found = self.emit(eqn.op, name, (found,), **dict(eqn.attrs))
+        return found
+
     def optional_input(
         self, name: str, *axes: Axis, default: bool = True, dtype: object = None, about: str = ""
     ) -> Value | None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from lngen.compiler.ir.axes import BASES, Axis, Derivation, axes_union
 from lngen.compiler.ir.functions import FUNCTIONS
+from lngen.compiler.ir.indices import Indices
 from lngen.compiler.ir.names import fresh, is_graph_name, is_name
 from lngen.compiler.ir.ops import OPS
-from lngen.compiler.ir.scales import Scales
 from lngen.compiler.ir.types import (
     ORDERS,
     Attr,
@@ -65,7 +65,7 @@ class Unnamed(Value):
 Unnamed.__name__ = "Value"  # for the messages of Python
 
 
-class Builder(Scales):
+class Builder(Indices):
     """A graph under construction."""
 
     def __init__(

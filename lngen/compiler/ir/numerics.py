@@ -230,6 +230,15 @@ def select_eq(a: Array, b: Array, c: Array, out: Array | None = None) -> Array:
     return _choose(a == b, c, c.dtype.type(0), out)
 
 
+def take(x: Array, index: Array) -> Array:
+    """The element of each row at its index, [M, 1]; 0 where that is outside the row."""
+    inside = (index >= 0) & (index < x.shape[1])
+    rows = np.broadcast_to(x, (len(index), x.shape[1]))
+    found = np.take_along_axis(rows, np.where(inside, index, 0).astype(np.intp), axis=1)
+    found[~inside] = 0
+    return found
+
+
 def relu(x: Array, out: Array | None = None) -> Array:
     """0 where x <= 0, else x."""
     return _choose(x <= 0, x.dtype.type(0), x, out)

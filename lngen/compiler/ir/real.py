@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lngen.compiler.ir import numerics
 from lngen.compiler.ir.axes import WIDE, D, Lengths
 from lngen.compiler.ir.numerics import column_depth, row_depth
 from lngen.compiler.ir.types import F64, Eqn
@@ -320,6 +321,12 @@ def select_eq(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
     a, b, c = args
     equal = np.asarray(a.value == b.value)
     return _selected(equal, _doubtful(a, b) & ~(at.wide & equal), c)
+
+
+def take(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The element of each row at its index, else 0."""
+    x, index = args
+    return Real(*(numerics.take(np.asarray(part), index.value) for part in (x.value, x.error)))
 
 
 def _selected(chosen: NDArray[np.bool_], doubtful: NDArray[np.bool_], c: Real) -> Real:

@@ -71,7 +71,7 @@ def _quotient_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
 
 
 class Scales(Functions):
-    """Every op as a method, also the functions and those of scales."""
+    """The functions, and the ops of scales, as methods."""
 
     @op(
         type_rules.div_scale,

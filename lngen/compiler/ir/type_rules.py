@@ -5,7 +5,7 @@ Each raises a ValueError that says what was expected.
 
 from __future__ import annotations
 
-from lngen.compiler.ir.axes import Axis, D, M, along, axes_union
+from lngen.compiler.ir.axes import WIDE, Axis, D, M, along, axes_union
 from lngen.compiler.ir.types import F32, Attrs, Type
 from lngen.dtypes import QUANTISED, DType
 from lngen.errors import short
@@ -154,6 +154,13 @@ def select_eq(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if a.dtype is not b.dtype or a.dtype not in INDICES:
         raise ValueError(f"two numbers, two i32 or two i64 are compared, got {a.dtype}, {b.dtype}")
     return Type(arithmetic((chosen,), attrs).dtype, axes_union(*(t.axes for t in args)))
+
+
+def take(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    x, index = args
+    if x.axes not in (WIDE, (D,)) or not x.dtype.digits or index.dtype not in INDICES or index.axes != (M,):
+        raise ValueError(f"an input over D and an i32 or i64 for each row are expected, got {x}, {index}")
+    return Type(x.dtype, index.axes)
 
 
 def constant(args: tuple[Type, ...], attrs: Attrs) -> Type:

@@ -290,9 +290,10 @@ class _Work:
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
         elements = [e for e in used if self.is_element(e.out)]
+        read = {*wanted, *(a for e in used for a in e.args[e.op == "take" :])}
         final = upstream(elements, wanted)
         return Loop(
-            inputs=tuple(p for p in params if p in needed and self.is_element(p)),
+            inputs=tuple(p for p in params if p in read and self.is_element(p)),
             segments=tuple(e.out for e in eqns if is_segment_sum(e) and e.out in needed),
             vector=tuple(e for e in used if computes_segments(e)),
             blocks=tuple(_blocks(used, elements)),

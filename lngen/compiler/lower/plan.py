@@ -110,6 +110,11 @@ class Kernel:
         """True if it has an [M, D] result."""
         return any(phase.outputs for phase in self.phases)
 
+    @property
+    def takes_elements(self) -> bool:
+        """True if it reads an element of a row of an [M, D] input by its index."""
+        return any(e.op == "take" and e.args[0].type.axes == WIDE for e in self.nest.row)
+
     def launch_rule(self) -> str:
         """Grid, block and further properties as text; M is the number of rows, as in the graph."""
         x, y = self.grid
@@ -211,6 +216,8 @@ class Plan:
     @property
     def in_place(self) -> bool:
         """True if an [M, D] result may overwrite an [M, D] input exactly: none is read after one is stored."""
+        if any(k.takes_elements and k.phases[0].number == 0 and k.phases[0].outputs for k in self.kernels):
+            return False  # a thread may store what another one takes
         if self.schedule.form != "multipass":
             return True  # each number of a row is read once, before any of that row is stored
         loops = [(phase, loop) for kernel in self.kernels for phase in kernel.phases for loop in phase.loops]

@@ -63,14 +63,18 @@ def drawn(
 
 
 def indexed(graph: Graph) -> dict[Value, Axis]:
-    """The inputs that ``select_eq`` compares with the places along an axis, perhaps cast, each with that axis."""
+    """The inputs that ``select_eq`` compares with the places along an axis, or that ``take`` takes, with that axis.
+
+    They may be cast before.
+    """
     axis_of = {e.out: e.axis for e in graph.eqns if e.op == "iota"}
     origin = {p: p for p in graph.params}
     for eqn in graph.eqns:
         if eqn.op == "cast" and eqn.args[0] in origin:
             origin[eqn.out] = origin[eqn.args[0]]
     pairs = [(a, b) for e in graph.eqns if e.op == "select_eq" for a, b in (e.args[:2], e.args[1::-1])]
-    return {origin[a]: axis_of[b] for a, b in pairs if b in axis_of and a in origin}
+    taken = {origin[e.args[1]]: D for e in graph.eqns if e.op == "take" and e.args[1] in origin}
+    return taken | {origin[a]: axis_of[b] for a, b in pairs if b in axis_of and a in origin}
 
 
 def instance(forward: Graph, eps: float, positive: Collection[str] = (), seed: int = 0) -> dict[str, Array]:

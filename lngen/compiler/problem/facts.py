@@ -164,7 +164,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         segment_values=sum(is_segment_sum(e) for e in graph.eqns),
         column_sums=sum(map(is_column_fold, graph.eqns)),
         phases=len(ends) + 1,
-        operations=sum(WIDE in (e.out.type.axes, *(a.type.axes for a in e.args)) for e in graph.eqns if e not in apart),
+        operations=sum(map(_of_elements, set(graph.eqns) - apart)),
         live=_live(graph),
         feature_blocks=tuple(a.number for a in derived_axes(graph) if a.base is D and isinstance(a.number, int)),
         block_folds=sum(map(is_block_fold, graph.eqns)),
@@ -172,6 +172,11 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     )
     _check_blocks(graph, found)
     return found
+
+
+def _of_elements(eqn: Eqn) -> bool:
+    """True for an equation once per element of a row."""
+    return eqn.op != "take" and WIDE in (eqn.out.type.axes, *(a.type.axes for a in eqn.args))
 
 
 def _ends(graph: Graph, apart: set[Eqn]) -> tuple[Folds, ...]:
@@ -227,6 +232,9 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
 
 def _check_dtypes(graph: Graph) -> None:
     """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
+    for eqn in graph.eqns:
+        if eqn.op == "take" and eqn.args[0] not in graph.params:
+            raise LowerError(f"graph @{graph.name}: take is of an input, got '{eqn.args[0]}'; take it of its inputs.")
     known = dict.fromkeys(graph.params, (READ, "read"))
     places = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
     places |= {e.out for e in graph.eqns if e.out.type.dtype is DType.I32 and e.op == "cast"}

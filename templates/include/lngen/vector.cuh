@@ -276,6 +276,11 @@ __device__ __forceinline__ void widen_row(
     for (int v = 0; v < Row::VECTORS; ++v) wide[v] = widened(row[v]);
 }
 
+// The element at an index of a row of D elements; 0 where that is outside the row, and without a row.
+template <int D, typename T> __device__ __forceinline__ T taken(const T* row, long long index, bool has_row) {
+    return has_row && index >= 0 && index < D ? row[index] : T{};
+}
+
 }  // namespace lngen
 
 #endif

@@ -124,6 +124,8 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("select_eq", (Type(DType.I32, (M,)), Type(DType.I32, (D,)), f32()), {}, f32(M, D)),
     ("select_eq", (Type(DType.I64, (SAMPLE,)), Type(DType.I64, (HEAD,)), f32(BLOCK)), {}, f32(M, BLOCK)),
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
+    ("take", (Type(BF16, MD), Type(DType.I64, (M,))), {}, Type(BF16, (M,))),
+    ("take", (f32(D), Type(DType.I32, (M,))), {}, f32(M)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
 ]
 
@@ -132,12 +134,17 @@ ONLY_F32 = "functions are defined in f32 only (their polynomials are for f32), g
 MIXED = "operands of one dtype expected, got f32, f64"
 B16, DOUBLE = Type(BF16, MD), Type(F64, MD)
 TWO = ("add", "sub", "mul", "div", "weighted", "maximum", "minimum")
+PLACES = Type(DType.I32, (M,))
 REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,) * OPS[op].arity, {}, NARROW) for op in ("select_eq", "select_gt", "where_gt", *TWO)),
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
     ("rotate", (B16,), {"inverse": 0}, NARROW),
     *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "limited", "ceil_power", *BITS, *FUNCTIONS)),
+    *(
+        ("take", (x, at), {}, f"an input over D and an i32 or i64 for each row are expected, got {x}, {at}")
+        for x, at in ((f32(M), PLACES), (PLACES, PLACES), (f32(M, D), f32(M)), (f32(M, D), Type(DType.I32, (D,))))
+    ),
     ("by_columns", (f32(M, D),), {}, "a value over M and an axis derived from D is expected, got f32[M, D]"),
     (
         "div_scale",
@@ -248,8 +255,23 @@ def test_numpy_meaning(op: str, args: list[Any], attrs: dict[str, Attr], expecte
 def test_every_op_is_in_the_tables() -> None:
     messages = (ROOT / "tests" / "messages" / "graphs.txt").read_text(encoding="utf-8")
     assert {row[0] for row in REJECTS} | {*re.findall(r'^typed\("(\w+)"', messages, re.MULTILINE)} == set(OPS)
-    # tests/compiler/ir/test_functions.py has functions, and the next test what is stored by columns.
-    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS, "by_columns"}
+    # tests/compiler/ir/test_functions.py has functions, and the next tests what is stored by columns, or taken.
+    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS, "by_columns", "take"}
+
+
+@pytest.mark.parametrize("of", [(M, D), (D,)])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_an_element_is_taken_by_its_index(of: tuple[Axis, ...], dtype: DType) -> None:
+    """0 outside the row, also for an index that is too large for 32 bits."""
+    b = Builder("f")
+    x, index = b.param("x", dtype, *of), b.param("index", DType.I64, M)
+    b.param("rows", F32, M, D)
+    graph = b.build(b.take("y", x, index))
+    given = np.float32([[1, -2, 4], [0.5, 8, -0.0], [3, 5, 7], [np.inf, np.nan, 1]]).astype(NUMPY_DTYPE[dtype])
+    at = np.array([0, 2, -1, 2**32 + 1])
+    found = interpret(graph, {"x": given if M in of else given[0], "index": at, "rows": np.zeros((4, 3), np.float32)})
+    want = [1, -0.0, 0, 0] if M in of else [1, 4, 0, 0]
+    assert found["y"].tobytes() == np.float32(want).astype(NUMPY_DTYPE[dtype]).tobytes()
 
 
 def test_columns_have_zeros_behind_the_rows() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lngen.compiler.ir import SUMS, D, Eqn, Graph, M, ctype, print_eqn
 from lngen.compiler.lower.cuda.fragments import PhaseText, c_name
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, functor
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, functor, taken
 from lngen.compiler.lower.nest import Style
 from lngen.errors import LowerError
 
@@ -40,7 +40,7 @@ def number_spelling(graph: Graph, d: int) -> Spelling:
         if p.type.axes
     }
     return Spelling(
-        inputs=Inputs({}, loads, place="static_cast<int>(at_)"),
+        inputs=Inputs({}, loads, place="static_cast<int>(at_)", taken=lambda v, at: taken(f"{v.name}_ptr_", at, d)),
         store="{}_ptr_[at_]",
         call=lambda eqns: _order(graph, eqns[0], d)[0],
         layout=lambda eqns: _order(graph, eqns[0], d)[1],

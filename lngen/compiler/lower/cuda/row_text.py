@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_segment_sum
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, functor
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, functor, taken
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -258,7 +258,7 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     widened = frozenset(v for v in graph.params if v.type.axes == (D,)) if row.widened else frozenset()
     array = "{real} {array}[Row::SEGMENTS];"
     return Spelling(
-        inputs=Inputs(element, vector, widened, at_use),
+        inputs=Inputs(element, vector, widened, at_use, taken=lambda v, at: _taken(v, at, row)),
         when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
         partial_when="if (stream_.has_row()) ",
         held_when=f"if (stream_.has_row(){'' if row.exact else ' && Row::holds(v_, i_)'}) ",
@@ -270,6 +270,12 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         lanes=p.lanes,
         meets=p.blocks_meet,
     )
+
+
+def _taken(v: Value, at: str, row: RowKernel) -> str:
+    """C++: the element at an index of the row of an [M, D] input, or of a [D] input; 0 outside it."""
+    begin = row.address(v.name, "stream_.row") if v.type.axes == WIDE else f"{v.name}_ptr_"
+    return taken(begin, at, row.problem.d, "stream_.has_row()")
 
 
 def _access(v: Value, row: RowKernel) -> tuple[str, str]:

@@ -50,6 +50,7 @@ class Inputs:
     widened   f16 inputs that are stored as floats
     at_use    f16 is converted at every use
     place     the column of an element
+    taken     the element of an input at an index of its row
     """
 
     element: Mapping[Value, str]
@@ -57,6 +58,7 @@ class Inputs:
     widened: frozenset[Value] = frozenset()
     at_use: bool = False
     place: str = "Row::column(v_, i_)"
+    taken: Callable[[Value, str], str] | None = None
 
     def spell(self, value: Value) -> str:
         """``value`` in C."""
@@ -67,6 +69,9 @@ class Inputs:
         if eqn.op == "iota":
             text = self.place if eqn.out.type.dtype is DType.I32 else f"static_cast<long long>({self.place})"
             return self._defined(eqn, text)
+        if eqn.op == "take":
+            assert self.taken is not None, "rows alone have an element at an index"
+            return self._defined(eqn, self.taken(eqn.args[0], self.spell(eqn.args[1])))
         meaning = OPS[eqn.op].cuda
         assert meaning is not None, f"'{eqn.op}' is lowered by the pass '{OPS[eqn.op].lowered_by}', which has not run"
         text = meaning(tuple(map(self.spell, eqn.args)), eqn)
@@ -122,6 +127,11 @@ def declaration(argument: Argument) -> str:
         return f"const {argument.ctype} {argument.name}"
     const, restrict = "const " if argument.const else "", "__restrict__ " if argument.alone else ""
     return f"{const}{argument.ctype}* {restrict}{argument.name}"
+
+
+def taken(begin: str, index: str, d: int, when: str = "true") -> str:
+    """C++: the element at an index of the row of ``d`` elements that begins there; 0 outside it, or without a row."""
+    return f"taken</* D */ {d}>({begin}, {index}, {when})"
 
 
 # ---- a nest ----
