@@ -52,11 +52,8 @@ if TYPE_CHECKING:
     from lngen.torch.fused_sums import fuse
 
 __all__ = [
-<<<<<<< HEAD
-=======
     "CrossEntropyLoss",
     "FusePass",
->>>>>>> 3c3f81fa (PyTorch: cross_entropy of class indices, its module, and patch takes nn.CrossEntropyLoss)
     "LayerNorm",
     "Patched",
     "RMSNorm",
