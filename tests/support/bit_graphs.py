@@ -9,6 +9,19 @@ from lngen.examples.derived_axes import class_loss, group_normed
 from number_graphs import BACKWARD, NUMPY, largest
 
 
+def taken(b: GraphBuilder) -> None:
+    """An element of each row and one of a weight, by an index that is a whole number, and by one that is computed."""
+    x, index = b.input("x", M, D), b.index("index", M, dtype="i64")
+    place = b.cast("place", b.cast("number", index, to=b.compute), to=DType.I32)
+    b.output("y", x * b.take("own", x, index) + b.take("weight", b.input("gamma", D), place))
+
+
+def taken_of_sums(b: GraphBuilder) -> None:
+    """An element of each row, of which all results wait for a sum; so they may lie over x."""
+    x = b.input("x", M, D)
+    b.output("y", x * b.take("own", x, b.index("index", M)) + b.sum(x))
+
+
 def plain(b: GraphBuilder) -> None:
     """No row is summed: nothing ends a phase, and a cluster exchanges nothing."""
     b.output("y", b.mul("product", b.input("x", M, D), b.input("gamma", D)))
@@ -252,7 +265,8 @@ def sums(count: int) -> Callable[[GraphBuilder], None]:
 
 
 _LISTED = (
-    plain, block_scaled, scaled_twice, divided, quantised, group_normed, class_loss, placed, peaked, mixed, halved,
+    plain, block_scaled, scaled_twice, divided, quantised, group_normed, class_loss, taken, taken_of_sums, placed,
+    peaked, mixed, halved,
     apart, exchanged_twice, crossed, early_and_late, stream, twice, hostile, numbers_of_rows, result_alone,
     weights_alone, statistic_of_columns, without_effect, clashing, largest, norm_and_sum, two_norms, norms_apart,
     two_kinds, chained, *NUMPY, *BACKWARD,

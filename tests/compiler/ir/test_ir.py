@@ -316,7 +316,7 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
         assert bool(op.numpy) is not bool(op.expand), op.name
     expanded = {"rsqrt", "reduce_mean", "clamp", "weighted", "div_scale", "ceil_power"}
     assert by_step["decompose"] == {*expanded, *FUNCTIONS}
-    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota"}
+    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota", "take"}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
