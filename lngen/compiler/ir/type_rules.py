@@ -131,6 +131,8 @@ def cast(args: tuple[Type, ...], attrs: Attrs) -> Type:
         raise ValueError(
             f"a cast is to floating-point numbers, int8 or i32, got {to}; other whole numbers are inputs only"
         )
+    if to is DType.I32 and args[0].dtype is not F32:
+        raise ValueError(f"a cast to i32 is one of f32, got {args[0].dtype}")
     return Type(to, args[0].axes)
 
 

@@ -58,8 +58,6 @@ __device__ __forceinline__ float f32_from_bool(unsigned char v) { return v ? 1.0
 // To nearest even; numbers beyond the range become its ends, and a NaN becomes 0.
 __device__ __forceinline__ int i32_from_f32(float v) { return __float2int_rn(v); }
 
-__device__ __forceinline__ int i32_from_f64(double v) { return v == v ? __double2int_rn(v) : 0; }
-
 __device__ __forceinline__ double f64_from_int8(signed char v) { return v; }
 
 __device__ __forceinline__ double f64_from_i32(int v) { return v; }
