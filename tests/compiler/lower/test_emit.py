@@ -372,7 +372,7 @@ def kernels_of_own_graphs() -> Iterator[str]:
     blocks = [make_spec(DEFINITIONS["block_scaled"], "fwd", {"d": 64})]
     blocks += [make_spec(DEFINITIONS["quantised"], "fwd", {"d": 64, "dtype": dtype}) for dtype in ("f32", "f64")]
     blocks += [parse_spec("rmsnorm.fwd:d=8320,dtype=bf16,quant=e4m3,scales=block,scale_layout=columns")]
-    blocks += [make_spec(DEFINITIONS["taken"], "fwd", {"d": 64})]
+    blocks += [parse_spec("rmsnorm.fwd:d=64,quant=e4m3,amax=yes"), make_spec(DEFINITIONS["taken"], "fwd", {"d": 64})]
     for spec in (*specs, *blocks):
         facts = problem(spec.graph(), spec.d)
         found = {s.form: s for s in space(facts)}
