@@ -1,4 +1,4 @@
-"""Rules of a launch, each written once: grids, workspaces, the distances of rows, numbers that follow from eps.
+"""Rules of a launch, each written once: grids, stretches, workspaces, distances of rows, numbers that follow from eps.
 
 The compiler plans by them, and a launcher launches by them; a hub package has a copy of this file. ``lngen help
 manifest`` has them in words.
@@ -53,6 +53,36 @@ class Extent(NamedTuple):
         return f"max({self.least}, {blocks})" if self.least else blocks
 
 
+# ---- stretches: the rows of a set that one partial sum adds ----
+
+
+class Stretch(NamedTuple):
+    """How a set of rows is cut into stretches of consecutive rows, of which the last may be shorter.
+
+    A set of ``long`` rows or more has stretches of ``rows``. A quarter of them has half of that, and so on down to
+    ``least``. A stretch is raised to whole ``groups``.
+    """
+
+    rows: int
+    least: int
+    long: int
+    groups: int
+
+    def of(self, per_set: int) -> int:
+        """Rows of a stretch in sets of so many rows."""
+        rows, long = self.rows, self.long
+        while rows > self.least and per_set < long:
+            rows, long = rows // 2, long // 4
+        return -(-rows // self.groups) * self.groups
+
+    def stretches(self, per_set: int) -> int:
+        """Stretches of a set of so many rows."""
+        return -(-per_set // self.of(per_set))
+
+
+# The length of an axis of sets of consecutive rows: those of a set are the inner ones of rows at two distances.
+SETS = "M / inner"
+
 # ---- workspaces ----
 
 ALIGNMENT = 256  # bytes, of a workspace and of the buffers in it
@@ -70,6 +100,12 @@ def laid_out(buffers: Iterable[tuple[str, int]]) -> tuple[dict[str, int], int]:
         offsets[name] = end
         end += aligned(size)
     return offsets, end
+
+
+def buffer_elements(fixed: int, per_row: int, per_stretch: int, stretch: Stretch | None, rows: int, inner: int) -> int:
+    """Elements of a buffer for so many rows, ``inner`` of them in a set: one number of the first three is not 0."""
+    stretches = rows // inner * stretch.stretches(inner) if stretch else 0
+    return fixed + per_row * rows + per_stretch * stretches
 
 
 # ---- rows ----

@@ -84,6 +84,7 @@ def _described(definition: Definition) -> dict[str, Any]:
         "functions": (FUNCTIONS[0], f"version of the functions' equations; part of the result: {' '.join(FUNCTIONS)}"),
         "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
+        "stretch": ("by the rows of a set", "bwd only, rows of a set that a partial sum has; part of the result"),
     }
     return {
         "name": definition.name,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value, is_of_set
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
-from lngen.rules import ALIGNMENT, PADDED, ROW_KINDS, RULES
+from lngen.rules import ALIGNMENT, PADDED, ROW_KINDS, RULES, SETS
 
 
 def call(spec: Spec, graph: Graph) -> dict[str, Any]:
@@ -80,6 +80,7 @@ def described(plan: Plan) -> dict[str, Any]:
                     "fixed": b.fixed,
                     "per_row": b.per_row,
                     "zeroed": b.zeroed,
+                    **({"per_stretch": b.per_stretch, "stretch": b.stretch._asdict()} if b.stretch else {}),
                 }
                 for b in plan.workspace
             ],
@@ -127,9 +128,11 @@ def _tensor(spec: Spec, graph: Graph, value: Value, role: str) -> dict[str, Any]
 
 
 def _length(axis: Axis) -> str:
-    """The length of an axis: M, D, a part of them, or a number."""
+    """The length of an axis: M, D, a part of them, or a number; of sets by the number of inner rows."""
     if axis.base is None:
         return str(axis)
+    if isinstance(axis.number, str):
+        return SETS
     return f"{axis.base} / {axis.number}" if axis.by == "/" else str(axis.number)
 
 
@@ -142,6 +145,10 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
     alignment = plan.alignment(value) if D in axes else size
     if value.type.by_columns:
         return {"alignment": alignment, "strides": ["column_stride", "1"], "stride_multiple": PADDED}
+    if is_of_set(value):
+        return {
+            "alignment": alignment, "strides": ["outer_stride", "1"], "stride_multiple": max(1, alignment // size),
+        }  # fmt: skip
     if axes != WIDE:
         inner = [_length(a) for a in axes[1:]]
         return {"alignment": alignment, "strides": [*inner, "1"][-len(axes) :] if axes else []}

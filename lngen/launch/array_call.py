@@ -12,6 +12,7 @@ from ..errors import ArrayError
 from ..rules import Distance
 from .array_rules import (
     Near,
+    Sets,
     Span,
     arranged,
     check_layout,
@@ -22,6 +23,7 @@ from .array_rules import (
     present,
     replaced,
     row_stride,
+    set_stride,
     span_of,
     two_distances,
 )
@@ -293,17 +295,23 @@ class ArrayCall(ABC):
         for tensor, layout in given:
             if layout is not None:
                 check_layout(tensor, layout, library.dtype(layout[0]), rows, d, device, self.host)
-        strides, inner = self._distances([(t, layout) for t, layout in given if layout is not None], rows)
+        there = [(t, layout) for t, layout in given if layout is not None]
+        sets = Sets.among([(t, layout[1]) for t, layout in there], rows, d)
+        strides, inner = self._distances(there, rows, sets)
         spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
         described = self.loaded(device, None, count).described
         asked = {t["name"]: t for t in described["tensors"]}
         alignments = tuple([asked[t.name]["alignment"] for t in self.tensors])
-        wide = [(step, asked[t.name]) for t in self.tensors if t.wide for step in _steps(strides[t.name])]
+        strided = [t for t in self.tensors if t.wide or t.of_sets]
+        wide = [(step, asked[t.name]) for t in strided for step in _steps(strides[t.name])]
         whole = all([step == d if t["strides"][0] == "D" else step % t["stride_multiple"] == 0 for step, t in wide])
         narrow = self.narrower(described)
         while any(step % narrow for step, _ in wide):
             narrow //= 2
-        makers = tuple([library.maker(t.shape(rows, d), t.dtype, device, t.strides(rows, d)) for t in self.outputs])
+        own = sets.lead if sets else 0
+        makers = tuple(
+            [library.maker(t.shape(rows, d, own), t.dtype, device, t.strides(rows, d, own)) for t in self.outputs]
+        )
         close = near(spans, len(self.inputs))
         return Recipe(
             device,
@@ -322,23 +330,30 @@ class ArrayCall(ABC):
         )
 
     def _distances(
-        self, arrays: Sequence[tuple[Tensor, Layout]], rows: tuple[int, ...]
+        self, arrays: Sequence[tuple[Tensor, Layout]], rows: tuple[int, ...], sets: Sets | None
     ) -> tuple[dict[str, Distance], int]:
         """Elements from row to row by name, or from column to column of a given array, and the number of inner rows.
 
+        Those of a set are inner rows.
+
         ArrayError if rows lie otherwise, or overlap in an array that is written.
         """
-        strides: dict[str, Distance] = {t.name: self.d for t in self.outputs if not t.by_columns}
+        strides: dict[str, Distance] = {
+            t.name: (self.d, 0) if t.of_sets else self.d for t in self.outputs if not t.by_columns
+        }
         two: list[tuple[Tensor, Layout]] = []
         for tensor, layout in arrays:
             if self.strides == 2 and tensor.wide:
                 check_rows(tensor, layout)
-                two.append((tensor, layout))
+                two.append((tensor, sets.split(layout) if sets else layout))
+            elif tensor.of_sets:
+                strides[tensor.name] = set_stride(tensor, layout, written=tensor in self.outputs), 0
             elif tensor.by_columns:
                 strides[tensor.name] = column_stride(tensor, layout)
             else:
                 strides[tensor.name] = row_stride(tensor, layout, written=tensor in self.outputs)
-        found, inner = two_distances(two, rows, self.outputs)
+        cut = sets.cut if sets else None
+        found, inner = two_distances(two, sets.rows if sets else rows, self.outputs, cut)
         strides.update({t.name: one for (t, _), one in zip(two, found)})
         return strides, inner
 

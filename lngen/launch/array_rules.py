@@ -67,7 +67,7 @@ def check_layout(
         raise ArrayError(
             f"'{value.name}' is expected to be {value.dtype}, got {own}; cast it, or compile for its dtype."
         )
-    if tuple(shape) != (expected := value.shape(rows, d)):
+    if not value.of_sets and tuple(shape) != (expected := value.shape(rows, d)):
         raise ArrayError(f"'{value.name}' is expected to have shape {expected}, got {tuple(shape)}.")
     if where < 0:
         raise ArrayError(
@@ -212,7 +212,9 @@ def span_of(value: Tensor, rows: int, d: int, stride: Distance, inner: int = 1) 
     Of rows at two distances, ``inner`` are side by side, and ``rows`` is a multiple of that.
     """
     shape, strides = value.shape(rows, d), value.strides(rows, d)
-    if value.wide and isinstance(stride, tuple):
+    if value.of_sets and isinstance(stride, tuple):
+        shape, strides = (rows // inner, d), (stride[0], 1)
+    elif value.wide and isinstance(stride, tuple):
         shape, strides = (rows // inner, inner, d), (*stride, 1)
     elif (value.wide or value.by_columns) and isinstance(stride, int):
         strides = (stride, 1)
@@ -302,16 +304,16 @@ AGAIN = "call .contiguous() or ascontiguousarray first"
 
 
 def two_distances(
-    arrays: Sequence[Pair], rows: Sequence[int], written: Collection[Tensor]
+    arrays: Sequence[Pair], rows: Sequence[int], written: Collection[Tensor], cut: Optional[int] = None
 ) -> tuple[list[Distance], int]:
     """The distances of each [M, D] array, in elements, and the number of inner rows; ``rows``: the leading dimensions.
 
-    Rows at one distance are all inner ones. ArrayError for an array that has more than two distances, for two arrays
-    that have no cut in common, or if rows of an array in ``written`` overlap.
+    Rows at one distance are all inner ones, unless the ``cut`` is given. ArrayError for an array that has more than two
+    distances, for two arrays that have no cut in common, or if rows of an array in ``written`` overlap.
     """
     if math.prod(rows) == 0:
         return [layout[1][-1] for _, layout in arrays], 1
-    cuts = _cuts(arrays, len(rows))
+    cuts = _cuts(arrays, len(rows)) if cut is None else [_known_cut(arrays, cut)]
     inner_rows = math.prod(rows[cuts[0] :])
     found: list[Distance] = []
     for value, layout in arrays:
@@ -327,6 +329,17 @@ def two_distances(
             )
         found.append((outer, inner))
     return found, inner_rows
+
+
+def _known_cut(arrays: Sequence[Pair], cut: int) -> int:
+    """The cut; ArrayError for an array whose rows lie otherwise on one side of it."""
+    for value, layout in arrays:
+        if sides(layout, cut) is None:
+            raise ArrayError(
+                f"'{value.name}' is expected to have the rows of a sample at one distance, and samples at another, got "
+                f"strides {tuple(layout[2])} in elements for shape {tuple(layout[1])}; {AGAIN}."
+            )
+    return cut
 
 
 def sides(layout: Layout, cut: int) -> Sides | None:
@@ -372,3 +385,80 @@ def _cuts(arrays: Sequence[Pair], dimensions: int) -> list[int]:
         fitting.append(((value, layout), cuts))
     common = set(range(dimensions + 1)).intersection(*(cuts for _, cuts in fitting))
     return sorted(common)
+
+
+# ---- sets of rows, such as the tokens of a sample ----
+
+
+class Sets(NamedTuple):
+    """The sets of a call's rows, all of one length.
+
+    lead   the leading dimensions of an array with a row for each set
+    rows   those that count rows, and ``cut``: the number of them that count sets
+    """
+
+    lead: tuple[int, ...]
+    rows: tuple[int, ...]
+    cut: int
+
+    @classmethod
+    def among(cls, shapes: Sequence[tuple[Tensor, Sequence[int]]], rows: tuple[int, ...], d: int) -> Sets | None:
+        """The sets that the arrays of sets agree on, None without one; ``rows``: the leading dimensions of others.
+
+        An array of sets has the first of these dimensions, and behind them 1 or nothing: [B, D] or [B, 1, D] beside
+        [B, T, D]. Beside [M, D] it has [N, D], and N divides M. ArrayError for another shape.
+        """
+        found: Sets | None = None
+        for value, shape in (pair for pair in shapes if pair[0].of_sets):
+            own = _sets(value, tuple(shape), rows, d)
+            if found is not None and own.number != found.number:
+                raise ArrayError(f"'{value.name}' has {own.number} samples, and another array {found.number}.")
+            found = found or own
+        return found
+
+    @property
+    def number(self) -> int:
+        """How many there are."""
+        return math.prod(self.lead)
+
+    def split(self, layout: Layout) -> Layout:
+        """An array with rows in one dimension, as one with a dimension of sets before it."""
+        dtype, shape, strides, device = layout
+        if len(shape) > len(self.rows):
+            return layout
+        step = strides[0]
+        return dtype, (*self.rows, *shape[1:]), (self.rows[1] * step, step, *strides[1:]), device
+
+
+def _sets(value: Tensor, shape: tuple[int, ...], rows: tuple[int, ...], d: int) -> Sets:
+    """The sets of one array."""
+    lead, cuts = shape[:-1], range(len(rows) + 1)
+    whole = (*lead, *[1] * (len(rows) - len(lead)))
+    cut = next((n for n in cuts if whole == (*rows[:n], *[1] * (len(rows) - n))), None)
+    if len(rows) == len(lead) == 1 and cut is None and lead[0] and rows[0] % lead[0] == 0:
+        rows, cut = (lead[0], rows[0] // lead[0]), 1
+    if cut is None or shape[-1:] != (d,):
+        which = "N divides the rows" if len(rows) == 1 else "N is one of the first dimensions, or several of them"
+        raise ArrayError(
+            f"'{value.name}' is expected to have a row for each sample, (N, {d}) beside ({', '.join(map(str, rows))}, "
+            f"{d}), where {which}; got {shape}."
+        )
+    found = Sets(lead, rows, cut)
+    if found.number and not math.prod(rows):
+        raise ArrayError(f"'{value.name}' has {found.number} samples, which are expected to have rows, got none.")
+    return found
+
+
+def set_stride(value: Tensor, layout: Layout, *, written: bool) -> int:
+    """Elements from one set to the next; ArrayError if they lie at several distances, or overlap in what is written."""
+    _, shape, strides, _ = layout
+    check_rows(value, layout)
+    outer = _collapsed([(n, s) for n, s in zip(shape[:-1], strides[:-1]) if n > 1])
+    if len(outer) > 1:
+        raise ArrayError(
+            f"'{value.name}' is expected to have samples at one distance, got strides {tuple(strides)} in elements for "
+            f"shape {tuple(shape)}; {AGAIN}."
+        )
+    if written and outer and abs(outer[0]) < shape[-1]:
+        raise ArrayError(f"'{value.name}' is written to, but its samples overlap: distance {outer[0]} in elements.")
+    return outer[0] if outer else int(shape[-1])

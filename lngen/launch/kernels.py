@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..errors import LngenError
-from ..rules import MOST_BLOCKS, ROW_KINDS, Distance, Extent, laid_out, row_argument
+from ..rules import MOST_BLOCKS, ROW_KINDS, SETS, Distance, Extent, Stretch, buffer_elements, laid_out, row_argument
 from .arrays import Library
 from .driver import (
     CLUSTER_DIMENSION,
@@ -105,7 +105,8 @@ class Loaded:
     def contiguous(self, rows: int) -> dict[str, Distance]:
         """The distances of rows, and of columns, in contiguous arrays that are given."""
         tensors, d = self.described["tensors"], self.described["spec"]["d"]
-        return {t["name"]: rows if t["axes"][1:] == ["M"] else d for t in tensors}
+        of_sets: dict[str, Distance] = {t["name"]: (d, 0) for t in tensors if t["shape"][:1] == [SETS]}
+        return {t["name"]: rows if t["axes"][1:] == ["M"] else d for t in tensors} | of_sets
 
     def __call__(
         self,
@@ -124,6 +125,12 @@ class Loaded:
         bound([pointers[name] for name in self.tensors], workspace, stream)
 
 
+def elements_of(buffer: Described, rows: int, inner: int) -> int:
+    """The elements of a buffer for so many rows, ``inner`` of them in a set."""
+    stretch = Stretch(**buffer["stretch"]) if "stretch" in buffer else None
+    return buffer_elements(buffer["fixed"], buffer["per_row"], buffer.get("per_stretch", 0), stretch, rows, inner)
+
+
 class Bound:
     """Kernels with all arguments but pointers. One thread at a time may call it.
 
@@ -138,7 +145,7 @@ class Bound:
         self._loaded = loaded  # the module must not be unloaded while its functions are used
         self._context = loaded.gpu.context
         buffers = described["workspace"]["buffers"]
-        sizes = {b["name"]: (b["fixed"] + b["per_row"] * rows) * b["element_bytes"] for b in buffers}
+        sizes = {b["name"]: elements_of(b, rows, inner) * b["element_bytes"] for b in buffers}
         self._offsets, self.workspace_bytes = laid_out(sizes.items())
         zeroed = [b["name"] for b in buffers if b["zeroed"]]
         self.zeroed = tuple((self._offsets[name], sizes[name]) for name in zeroed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..dtypes import READ
 from ..files import shown
-from ..rules import ROW_KINDS
+from ..rules import ROW_KINDS, SETS, Stretch
 from .signature import LENGTH, OF_EPS, WIDE
 
 SCHEMA_VERSION = 5
@@ -71,6 +71,7 @@ _NUMBER = {"name": str, "dtype": {"f32", "f64"}, "of": {"eps"}, "rule": {*OF_EPS
 _EPS = (float, {"run"}, type(None))
 _CALL = {"leader": str, "returned": [str], "cotangents": [str], "eps": _EPS, "numbers": [_NUMBER]}
 _BUFFER = {"name": str, "element_bytes": {4, 8}, "fixed": _WHOLE, "per_row": _WHOLE, "zeroed": bool}
+_STRETCHES = {"per_stretch": _COUNT, "stretch": dict.fromkeys(Stretch._fields, range(1, 2**31))}
 _FILE = {"kind": str, "bytes": _WHOLE, "sha256": _SHA256, "nvrtc": _TEXT, "driver": _SOME}
 _FATBIN = {"arches": [ARCH], "ptx_arches": [ARCH]}  # of the machine code, and of the PTX in it
 _KERNEL_SET = {
@@ -161,6 +162,8 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
     names = [t["name"] for t in tensors]
     inputs, outputs = ([t["name"] for t in tensors if t["role"] == role] for role in ("input", "output"))
     buffers = [b["name"] for b in entry["workspace"]["buffers"]]
+    if any(fault(b, _STRETCHES) for b in entry["workspace"]["buffers"] if "stretch" in b):
+        return "has a buffer of stretches that there are not"
     if not (inputs and outputs and kernels):
         return "has no inputs, outputs or kernels"
     if names != inputs + outputs or len({*names, *buffers}) < len(names + buffers):
@@ -171,9 +174,10 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
         if t["added_to"] is not None and (t["role"] == "input" or t["added_to"] not in inputs):
             return f"adds {shown(t['name'])} to what is no input"
     rows = [t["name"] for t in tensors if t["axes"] == ["M", "D"]]
+    sets = [t["name"] for t in tensors if t["shape"][:1] == [SETS]]
     numbers = [n["name"] for n in call["numbers"]]
     columns = [t["name"] for t in tensors if t["strides"][:1] == ["column_stride"]]
-    of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows}
+    of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows + sets}
     of_kind |= {"column_stride": columns, "padded": columns}
     for a in (a for kernel in kernels for a in kernel["arguments"]):
         if a["tensor"] not in of_kind[a["kind"]] if a["kind"] in of_kind else a["tensor"] is not None:
@@ -202,7 +206,7 @@ def _is_array(t: Mapping[str, Any]) -> bool:
 
     A tensor that is stored by columns has rows last, and its columns a distance.
     """
-    axes, bases, steps = t["axes"], WIDE, len(t["strides"]) - (t["strides"][:1] == ["outer_stride"])
+    axes, bases, steps = t["axes"], WIDE, len(t["strides"]) - (t["strides"][:2] == ["outer_stride", "stride"])
     if (len(axes) == 2 and axes[1] == "M") or "column_stride" in t["strides"]:
         by_columns = t["strides"] == ["column_stride", "1"] and t["shape"][1:] == axes[1:] == ["M"]
         return by_columns and axes[0] not in bases and t["shape"][0] not in bases

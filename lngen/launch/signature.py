@@ -17,19 +17,22 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import ArrayError
 from ..files import shown
-from ..rules import RULES, padded
+from ..rules import RULES, SETS, padded
 
 # ---- lengths ----
 
 WIDE = ("M", "D")
 LENGTH = re.compile(
-    r"(?P<number>\d{1,9})|(?P<axis>[MD])(?: / (?P<by>[1-9]\d{0,8}))?"
+    r"(?P<number>\d{1,9})|(?P<sets>M / inner)|(?P<axis>[MD])(?: / (?P<by>[1-9]\d{0,8}))?"
     r"|(?:ceil\((?P<ceil>[MD]) / |roundup\((?P<roundup>[MD]), )(?P<to>[1-9]\d{0,8})\)"
 )
 
 
 class Length(NamedTuple):
-    """How many elements an axis has: (M + ``add``) // ``per`` * ``number``, or ``number`` where ``per`` is 0."""
+    """How many elements an axis has: (M + ``add``) // ``per`` * ``number``, or ``number`` where ``per`` is 0.
+
+    A ``per`` of -1 is the number of inner rows, those of a set.
+    """
 
     number: int
     per: int = 0
@@ -43,13 +46,16 @@ class Length(NamedTuple):
             raise ValueError(f"'{text}' is no length")
         if found["number"]:
             return cls(int(found["number"]))
+        if found["sets"]:
+            return cls(1, -1)
         per = int(found["by"] or found["to"] or 1)
         own = cls(per if found["roundup"] else 1, per, per - 1 if found["to"] else 0)
         return cls(own(d)) if "D" in text else own  # D is known, so that is a number
 
-    def __call__(self, rows: int) -> int:
-        """The length for so many rows."""
-        return (rows + self.add) // self.per * self.number if self.per else self.number
+    def __call__(self, rows: int, inner: int = 1) -> int:
+        """The length for so many rows, ``inner`` of them in a set."""
+        per = inner if self.per < 0 else self.per
+        return (rows + self.add) // per * self.number if per else self.number
 
 
 def length(text: str, rows: int, d: int) -> int:
@@ -93,14 +99,25 @@ class Tensor(NamedTuple):
         """True for [B, M]."""
         return self.axes[1:] == ("M",)
 
-    def strides(self, rows: Union[int, tuple[int, ...]], d: int) -> tuple[int, ...]:
+    @property
+    def of_sets(self) -> bool:
+        """True for [N, D], with a row for each set of rows."""
+        return self.lengths[:1] == (SETS,)
+
+    def strides(
+        self, rows: Union[int, tuple[int, ...]], d: int, sets: Union[int, tuple[int, ...]] = 0
+    ) -> tuple[int, ...]:
         """The strides of a new array of that ``shape``, in elements; columns have a distance of their own."""
-        steps = contiguous(self.shape(rows, d))
+        steps = contiguous(self.shape(rows, d, sets))
         return (padded(steps[0]), *steps[1:]) if self.by_columns else steps
 
-    def shape(self, rows: Union[int, tuple[int, ...]], d: int) -> tuple[int, ...]:
-        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
+    def shape(
+        self, rows: Union[int, tuple[int, ...]], d: int, sets: Union[int, tuple[int, ...]] = 0
+    ) -> tuple[int, ...]:
+        """The shape of an array with ``rows`` rows and ``sets``, numbers or leading dimensions, and D = ``d``."""
         lead = rows if isinstance(rows, tuple) else (rows,)
+        if self.of_sets:
+            return (*(sets if isinstance(sets, tuple) else (sets,)), d)
         each = (lead if text == "M" else (length(text, math.prod(lead), d),) for text in self.lengths or self.axes)
         return tuple([n for part in each for n in part])
 

@@ -16,7 +16,7 @@ from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.signature import Length
 from lngen.packs.manifest import Facts, Manifest
-from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES
+from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES, SETS
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
@@ -182,6 +182,8 @@ class Member:
         self.sets = [sets[c["kernel_set"]] for c in choices]
         self.of: Facts = self.sets[0]["spec"]
         self.tensors: list[Facts] = self.sets[0]["tensors"]
+        if any(t["shape"][:1] == [SETS] for t in self.tensors):
+            raise LngenError(f"'{text}' has sets of rows, which a C library does not launch yet; emit no c.")
 
 
 def _for_drivers(facts: Facts) -> list[Facts]:

@@ -67,6 +67,11 @@ CATALOG = {
     "rmsnorm.bwd:d=4096,dtype=bf16,wrt=x,dx_quant=e5m2": (
         "form=registers,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4"
     ),
+    # Sums over the rows of samples, in stretches; over samples, behind a kernel that only adds columns.
+    "ada_layernorm.bwd:d=3072,dtype=bf16": (
+        "form=tma,threads=64,rows_per_block=2,vec=8,blocks_per_sm=2,stages=3,row_in_registers=yes,early_release=yes"
+    ),
+    "ada_rmsnorm.bwd:d=1024,dtype=bf16,gamma=yes": "form=multipass,threads=128,rows_per_block=1,vec=8",
     # Multipass, in three kernels.
     "rmsnorm.bwd:d=65536,dtype=f32": "form=multipass,threads=512,rows_per_block=1,vec=4,blocks_per_sm=2",
 }

@@ -14,9 +14,10 @@ from typing import Any
 from lngen.compiler.compile import KernelSet, spill_text
 from lngen.compiler.devices import Device
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import values_of
+from lngen.compiler.ir import M, is_of_set, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Argument, Kernel, requested_shared
+from lngen.compiler.passes.instance import NAMED, lengths
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
 from lngen.packs.repro_program import DTYPES, drawn, identity
@@ -92,19 +93,28 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     spec, numbers = plan.spec, values_of(plan.graph, plan.spec.eps_or_default)
     positive = {*spec.positive_inputs(), *(r.name for r in spec.forward().results)}
     inputs, arrays = dict[str, Any](), dict[str, Array]()
+    sizes = lengths(spec.forward(), rows, spec.d)  # the next number of rows that sets divide
+    rows, inner = (sizes[M], NAMED) if spec.by_sets else (rows, 1)
     for v in plan.inputs:
         span = POSITIVE if v.name in positive else ANY
-        inputs[v.name] = str(v.type.dtype), v.type.shape(rows, spec.d), *span
+        inputs[v.name] = (
+            str(v.type.dtype),
+            v.type.shape_of(sizes) if is_of_set(v) else v.type.shape(rows, spec.d),
+            *span,
+        )
         arrays[v.name] = drawn(seed, v.name, *inputs[v.name]).view(NUMPY_DTYPE[v.type.dtype])
     found = interpret(plan.graph, arrays | numbers)
     bits = {v.name: (str(v.type.dtype), found[v.name].view(f"u{v.type.dtype.size}")) for v in plan.outputs}
     shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
 
+    of_sets = {v.name for v in (*plan.inputs, *plan.outputs) if is_of_set(v)}
+
     def argument(a: Argument) -> str | tuple[str, float]:
         if a.kind == "value":
             return f"c_{a.ctype}", float(numbers[a.tensor])
-        distance = rows if a.kind in ("column_stride", "padded") else spec.d
-        return ("c_longlong", row_argument(a.kind, rows, 1, distance)) if a.kind in ROW_KINDS else a.tensor
+        of_columns = a.kind in ("column_stride", "padded")
+        distance = rows if of_columns else (spec.d, 0) if a.tensor in of_sets else spec.d
+        return ("c_longlong", row_argument(a.kind, rows, inner, distance)) if a.kind in ROW_KINDS else a.tensor
 
     return {
         "spec": str(spec),
@@ -116,7 +126,7 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
         "inputs": inputs,
         "results": {name: (dtype, a.shape, *identity(a, dtype)) for name, (dtype, a) in bits.items()},
         "buffers": {name: (a.nbytes, UNWRITTEN) for name, a in found.items()}
-        | {b.name: (b.bytes(rows), 0 if b.zeroed else UNWRITTEN) for b in plan.workspace},
+        | {b.name: (b.bytes(rows, inner), 0 if b.zeroed else UNWRITTEN) for b in plan.workspace},
         "kernels": [
             _launch(k, rows, shared[k.name], device.pdl and k is not plan.kernels[0], [*map(argument, k.arguments)])
             for k in plan.kernels

@@ -5,7 +5,7 @@ import pytest
 from bit_graphs import block_scaled
 from lngen.compiler.contract import call
 from lngen.compiler.graphs import GRAPHS
-from lngen.compiler.ir import D, Lengths, M, bits_of, values_of
+from lngen.compiler.ir import D, Lengths, M, bits_of, sets_of, values_of
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.errors import LngenError
 from lngen.launch.runtime.norm import definition_of
@@ -51,8 +51,9 @@ def test_a_call_is_that_of_its_graph(text: str) -> None:
         assert [(t.name, t.dtype, t.size) for t in tensors] == [
             (v.name, str(v.type.dtype), v.type.dtype.size) for v in values
         ]
-        sizes = Lengths({M: 5, D: 64})
-        assert [t.shape(5, 64) for t in tensors] == [tuple(sizes[a] for a in v.type.axes) for v in values]
+        sets = sets_of(graph)
+        sizes = Lengths({M: 6, D: 64, **({sets: 2} if sets else {})})
+        assert [t.shape(6, 64, 2) for t in tensors] == [tuple(sizes[a] for a in v.type.axes) for v in values]
     assert M in graph.tensors[signature.leader].type.axes
     stored = {t.name for t in signature.outputs}
     assert {signature.same.get(name, name) for name in signature.returned} <= stored

@@ -162,6 +162,10 @@ def plans_of_every_template() -> tuple[Plan, ...]:
         ("layernorm.bwd:d=768,dtype=f16", multipass(32, 8)),
         ("layernorm.bwd:d=1024,dtype=f16", tma(64, 8, 8, 2, "cached")),
         ("layernorm.bwd:d=768,dtype=f16,strides=2", registers(32, 16, 8)),
+        ("ada_layernorm.bwd:d=1024,dtype=bf16", registers(128, 8, 8)),
+        ("ada_layernorm.bwd:d=1024,dtype=bf16", tma(128, 8, 8, 3)),
+        ("ada_layernorm.bwd:d=1024,dtype=bf16", multipass(128, 8)),
+        ("ada_rmsnorm.bwd:d=256,dtype=bf16,gamma=yes", cp_async(32, 32, 8, 3)),
     ]
     specs = [parse_spec(f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}") for t in ("f16", "bf16")]
     specs += [make_spec(Definition(g.__name__, g), "fwd", {"d": 64}) for g in (by_largest, weights_alone, maxima)]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.compiler.graphs import norms, softmax
+from lngen.compiler.graphs import modulated, norms, softmax
 from lngen.compiler.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
@@ -20,6 +20,10 @@ _GROUPS: dict[str, tuple[_Described, ...]] = {
         (norms.add_rmsnorm, "rmsnorm(h), h = x + residual, and h itself"),
         (norms.parallel_layernorm, "two layernorms of h = x + residual, and h itself"),
         (norms.parallel_rmsnorm, "two rmsnorms of h = x + residual, and h itself"),
+    ),
+    "modulation": (
+        (modulated.ada_layernorm, "layernorm(x) * (1 + scale) + shift, of each sample; also of residual + gate * x"),
+        (modulated.ada_rmsnorm, "rmsnorm(x) * (1 + scale) + shift, of each sample; also of residual + gate * x"),
     ),
     "gates and activations": (
         (norms.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),

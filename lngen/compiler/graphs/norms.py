@@ -21,14 +21,21 @@ class Weights:
 
     @classmethod
     def inputs(
-        cls, b: GraphBuilder, suffix: str = "", *, beta: bool = True, one: bool = False, rounding: DType | None = None
+        cls,
+        b: GraphBuilder,
+        suffix: str = "",
+        *,
+        gamma: bool = True,
+        beta: bool = True,
+        one: bool = False,
+        rounding: DType | None = None,
     ) -> Weights:
-        """The inputs gamma and beta, whose names end in ``suffix``; ``beta``: whether it is there by default.
+        """The inputs gamma and beta, whose names end in ``suffix``; ``gamma``, ``beta``: whether they are the default.
 
         ``one``: gamma is the weight less 1, so rows are multiplied by 1 + gamma, added in the compute dtype (in bf16 a
         gamma below 2^-9 would be lost). SpecError without the gamma that this needs.
         """
-        gamma32 = b.optional_input(f"gamma{suffix}", D)
+        gamma32 = b.optional_input(f"gamma{suffix}", D, default=gamma)
         beta32 = b.optional_input(f"beta{suffix}", D, default=beta)
         if one and gamma32 is None:
             b.refuse(f"1 + gamma{suffix} needs gamma{suffix}; leave gamma{suffix}=no or zero_centred=yes away.")
@@ -215,10 +222,15 @@ def summed(b: GraphBuilder) -> ResidualSum:
         term = b.mul("x_columns", term, colscale)
     total = term if x1 is None else b.add("branches", term, x1)
     total = total if residual is None else b.add("total", total, residual)
-    if b.flag("round_sum", True, "whether the norm is of the sum as it is stored"):
-        rounded = b.cast("h", total, to=stored)
-        return ResidualSum(b.cast("h32", rounded, to=b.compute), rounded, stored)
-    return ResidualSum(total, total, stored)
+    return rounded_sum(b, total, stored, b.flag("round_sum", True, "whether the norm is of the sum as it is stored"))
+
+
+def rounded_sum(b: GraphBuilder, total: Value, stored: DType, rounds: bool) -> ResidualSum:
+    """The sum in the dtype ``stored``; the norm is of it, or of ``total`` unless it ``rounds``."""
+    if not rounds:
+        return ResidualSum(total, total, stored)
+    h = b.cast("h", total, to=stored)
+    return ResidualSum(b.cast("h32", h, to=b.compute), h, stored)
 
 
 # ---- gates and activations ----

@@ -165,7 +165,8 @@ class Lengths(dict[Axis, int]):
 
     def places(self, axis: Axis) -> NDArray[np.intp]:
         """The elements of ``axis`` that arrays have: all, or the rows of a block."""
-        return np.arange(self[axis]) if axis is not M or self.rows is None else np.asarray(self.rows)
+        rows = range(self[axis]) if axis is not M or self.rows is None else self.rows
+        return np.arange(rows.start, rows.stop)
 
     def positions(self, axis: Axis, of: Axis) -> NDArray[np.intp]:
         """For each element of ``axis`` that arrays have, that of ``of`` to which it belongs."""

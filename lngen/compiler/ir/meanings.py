@@ -127,7 +127,8 @@ def _one_sum(terms: Sequence[Array], eqn: Eqn, count: int) -> Array:
     if eqn.axis.root is D:
         interleave = _order(eqn.attrs).get("interleave", 1)
         return np.asarray(sums.row_sum(*terms, **_row_order(eqn.attrs, count), interleave=interleave)[..., None])
-    return sums.column_sum(*terms, **_order(eqn.attrs))[None, :]
+    of_set = "stretch" in dict(eqn.attrs)
+    return (sums.set_sum if of_set else sums.column_sum)(*terms, **_order(eqn.attrs))[None, :]
 
 
 def fold_of_rows(eqn: Eqn, rows: int) -> Fold:

@@ -10,6 +10,7 @@ import numpy as np
 
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, add_products, fma, maximum
 from lngen.dtypes import DType
+from lngen.rules import Stretch
 
 ABSENT = -0.0
 
@@ -168,6 +169,24 @@ def column_sum(x: Array, times: Array | None = None, *, groups: int = 1, blocks:
     total = ColumnSum(len(x), groups, blocks, interleave)
     total.add(x, times)
     return total.total()
+
+
+def set_sum(
+    x: Array, times: Array | None = None, *, stretch: int, least: int, long: int, groups: int = 1, interleave: int = 1
+) -> Array:
+    """The sum over the rows of one set, [n, D] -> [D].
+
+    The set is cut into stretches (``lngen.rules.Stretch``). Row i of a stretch belongs to group i % groups; a group
+    adds its rows in increasing order, the groups are folded. The sums of stretches are added in partial sums
+    (``interleaved_sum``): ``interleave`` of them where each has four terms at least, else a quarter of that many.
+    """
+    rows = Stretch(stretch, least, long, groups).of(len(x))
+    parts = [slice(first, first + rows) for first in range(0, len(x), rows)]
+    if not parts:
+        return column_sum(x, times)
+    found = [column_sum(x[p], None if times is None else times[p], groups=groups) for p in parts]
+    strands = interleave if len(found) >= 4 * interleave else max(interleave // 4, 1)
+    return interleaved_sum(np.stack(found, axis=-1), strands)
 
 
 class ColumnMax:

@@ -54,7 +54,7 @@ def by_columns(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 # The attributes that define the order of a sum, each a number from 1.
-ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave")
+ORDER = ("chunk", "run", "segment", "groups", "blocks", "interleave", "stretch", "least", "long")
 
 
 def reduction(args: tuple[Type, ...], attrs: Attrs) -> Type:

@@ -24,6 +24,14 @@ def compute_dtype(*dtypes: DType) -> DType:
     return F64 if F64 in dtypes else F32
 
 
+SET_ROWS = 1024  # rows of a set, such as the tokens of a sample, where no call says how many: in benchmarks
+
+
+def sets_in(rows: int) -> int:
+    """Sets of ``SET_ROWS`` rows, or of as many of them as divide ``rows``."""
+    return rows // max(math.gcd(rows, SET_ROWS), 1)
+
+
 @dataclass(frozen=True)
 class Type:
     """A dtype over named axes, at most one of each base, M before D; printed ``bf16[M, D]``.
@@ -43,9 +51,14 @@ class Type:
         return tuple(lengths[a] for a in self.axes)
 
     def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
-        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``."""
+        """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``.
+
+        Sets of rows whose length a call says have ``SET_ROWS`` here, or what of it divides the rows.
+        """
         leading = rows if isinstance(rows, tuple) else (rows,)
-        lengths = Lengths({M: math.prod(leading), D: d})
+        count = math.prod(leading)
+        sets = {a: sets_in(count) for a in self.axes if isinstance(a.number, str)}
+        lengths = Lengths({M: count, D: d, **sets})
         return tuple(n for a in self.axes for n in (leading if a is M else (lengths[a],)))
 
     @property
@@ -407,6 +420,28 @@ def is_block_fold(eqn: Eqn) -> bool:
 def is_column_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over the rows of each column: [M, D] to [D]."""
     return eqn.op in FOLDS and eqn.axis is M and D in eqn.out.type.axes
+
+
+def is_set_fold(eqn: Eqn) -> bool:
+    """True for a sum over the rows of each set that a graph derives, such as a sample: [M, D] to [N, D]."""
+    return eqn.op in SUMS and eqn.axis is M and eqn.to is not None
+
+
+def is_over_sets(eqn: Eqn) -> bool:
+    """True for a sum over all sets of rows: [N, D] to [D]."""
+    return eqn.op in SUMS and eqn.axis.base is M and eqn.to is None
+
+
+def is_of_set(value: Value) -> bool:
+    """True for a value that has numbers for each set of rows that a graph derives."""
+    rows = value.type.along(M)
+    return rows is not None and rows.is_declared
+
+
+def sets_of(graph: Graph) -> Axis | None:
+    """The axis of the sets of consecutive rows whose length a call says, ``{N = M / n}``; None without one."""
+    found = (a for a in derived_axes(graph) if a.base is M and a.by == "/" and isinstance(a.number, str))
+    return next(found, None)
 
 
 def is_number_fold(eqn: Eqn) -> bool:

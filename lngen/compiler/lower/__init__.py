@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import FOLDS, D, DType, Eqn, Graph, M, Value, compute_dtype
+from lngen.compiler.ir import FOLDS, D, DType, Eqn, Graph, M, Value, compute_dtype, is_of_set, is_over_sets
 from lngen.compiler.ir.places import extract, upstream
 from lngen.compiler.lower.arguments import (
     ROWS,
@@ -15,10 +15,11 @@ from lngen.compiler.lower.arguments import (
     tensors,
     workspace,
 )
-from lngen.compiler.lower.cuda.column_text import column_spelling, column_sum_spelling
+from lngen.compiler.lower.cuda.column_text import SetFinish, column_spelling, column_sum_spelling, set_spelling
 from lngen.compiler.lower.cuda.fragments import Statement, Sum
 from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.number_text import STYLE, THREADS, number_spelling, shared_numbers
+from lngen.compiler.lower.cuda.policies import cut_type
 from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
 from lngen.compiler.lower.cut import Parts, column_graph, cut
@@ -35,10 +36,11 @@ from lngen.compiler.problem.footprint import (
     groups_of_a_block,
     leading_dimension,
     partial_rows,
+    row_blocks,
 )
 from lngen.compiler.spec import Spec
 from lngen.errors import LowerError
-from lngen.rules import Extent
+from lngen.rules import Extent, Stretch
 
 __all__ = [
     "Argument", "Buffer", "Extent", "Kernel", "Plan", "Statement", "lower", "requested_shared",
@@ -46,6 +48,7 @@ __all__ = [
 ]  # fmt: skip
 
 WORDS = ("arrivals_", "begun_")  # of the workspace, by which the blocks that take maxima over all rows meet
+WHOLE_SET = Stretch(2**30, 2**30, 1, 1)
 
 
 def lower(spec: Spec, schedule: Schedule, graph: Graph | None = None, facts: Problem | None = None) -> Plan:
@@ -104,8 +107,10 @@ class _Lowering:
                 kernels[-1] = in_single_launch(kernels[-1], finish, self.facts)
             else:
                 kernels.append(finish)
-            per_sum = partial_rows(s, self.facts) * leading_dimension(self.facts)
-            buffers += [Buffer(name, v.type.dtype, fixed=per_sum) for v, name in self.partials.items()]
+            buffers += [self._partials(name, v.type.dtype) for v, name in self.partials.items()]
+        if self.parts.over_sets:
+            kernels.append(self._over_sets(self.parts.over_sets))
+            buffers += [self._of_sets(v) for v in self.parts.of_sets]
         if self.parts.maxima and self.parts.numbers:
             kernels[0] = self._with_maxima(kernels[0], self.parts.numbers)
             buffers += [Buffer(name, DType.F32, fixed=1, zeroed=True) for name in WORDS]
@@ -114,6 +119,17 @@ class _Lowering:
             columns_handed = (v for v in self.parts.handed if M not in v.type.axes)
             buffers += [Buffer(v.name, v.type.dtype, fixed=self.facts.d) for v in columns_handed]
         return Plan(self.spec, self.schedule, self.graph, self.facts, tuple(kernels), tuple(buffers), self.real)
+
+    def _partials(self, name: str, dtype: DType) -> Buffer:
+        """The partial rows of a column sum: one for each block, or for each stretch of the rows of a set."""
+        leading, stretch = leading_dimension(self.facts), self.facts.stretch
+        if stretch is not None:
+            return Buffer(name, dtype, per_stretch=leading, stretch=stretch)
+        return Buffer(name, dtype, fixed=partial_rows(self.schedule, self.facts) * leading)
+
+    def _of_sets(self, value: Value) -> Buffer:
+        """The sums of each set, which are one stretch long here."""
+        return Buffer(value.name, value.type.dtype, per_stretch=self.facts.d, stretch=WHOLE_SET)
 
     def _rows(
         self, graph: Graph, sums: tuple[Eqn, ...], outputs: tuple[Value, ...], handed: tuple[Value, ...]
@@ -190,9 +206,11 @@ class _Lowering:
             Extent(-(-p.d // (column_threads(s, p) * p.chunk))),
             column_block(s, p),
         )
-        grid = kernel.grid[0], Extent(per=groups_of_a_block(s, p), limit=partial_rows(s, p))
+        per = 1 if p.stretch else groups_of_a_block(s, p)
+        grid = kernel.grid[0], Extent(per=per, limit=row_blocks(s, p))
         return replace(
             kernel,
+            template="columns_of_sets.cu.jinja" if p.stretch else kernel.template,
             grid=grid,
             accumulators=self._accumulators(sums),
             column=column_kernel(s, p),
@@ -212,15 +230,54 @@ class _Lowering:
         narrow = [v for v in graph.params if v not in self.partials]
         arguments = [
             *tensors(narrow, "input"),
-            *tensors(graph.results, "output", self.parts.handed),
+            *tensors(graph.results, "output", (*self.parts.handed, *self.parts.of_sets)),
             *(workspace(name, self.real, const=True) for v, name in self.partials.items() if v in graph.params),
         ]
-        placed, spelling = nest(graph, graph.results), column_spelling(narrow)
+        placed, spelling = nest(graph, graph.results), (set_spelling if p.stretch else column_spelling)(narrow)
         kernel = self._kernel("finish", graph, arguments, placed, spelling, Extent(), 0)
+        if p.stretch is not None:
+            return self._finish_of_sets(kernel, named(sums), p.stretch)
         finish = finish_of(s, p, named(sums), kernel.phases[0].loops[0].element)
         block = finish.columns // finish.columns_per_thread * finish.interleave
         grid = Extent(-(-p.d // finish.columns)), Extent()
         return replace(kernel, phases=(), grid=grid, block=block, always=True, finish=finish)
+
+    def _finish_of_sets(self, kernel: Kernel, sums: tuple[Sum, ...], stretch: Stretch) -> Kernel:
+        """The finish of sums by sets, a thread per column of a set; blocks take sets in turn."""
+        p, statements = self.facts, kernel.phases[0].loops[0].element
+        handed = tuple(v.name for v in self.parts.of_sets)
+        return replace(
+            kernel,
+            template="finish_of_sets.cu.jinja",
+            phases=(),
+            grid=(Extent(-(-p.d // COLUMN_THREADS)), Extent(per=1, limit=p.blocks)),
+            block=COLUMN_THREADS,
+            finish=SetFinish(sums, statements, p.interleave, cut_type(stretch), leading_dimension(p), handed),
+        )
+
+    def _over_sets(self, graph: Graph) -> Kernel:
+        """Sums over all sets of rows, a thread per column, and the results computed from these."""
+        folds = tuple(filter(is_over_sets, graph.eqns))
+        arguments = [
+            *tensors(graph.params, "input", self.parts.of_sets, self.graph.results),
+            *tensors(graph.results, "output"),
+        ]
+        terms = extract(graph, graph.name, graph.params, tuple(dict.fromkeys(a for e in folds for a in e.args)))
+        narrow = tuple(p for p in graph.params if not is_of_set(p))
+        after = extract(graph, graph.name, (*(e.out for e in folds), *narrow), graph.results)
+        spelling, grid = column_spelling(narrow), Extent(-(-self.facts.d // COLUMN_THREADS))
+        kernel = self._kernel("sets", graph, arguments, nest(after, after.results), spelling, grid, COLUMN_THREADS)
+        of_set = phase_texts(terms, nest(terms, (), folds), set_spelling(graph.params))
+        finish = SetFinish(
+            named(folds),
+            phase_texts(after, nest(after, after.results), spelling)[0].loops[0].element,
+            folds[0].int_attr("interleave") if "interleave" in dict(folds[0].attrs) else 1,
+            handed=tuple(v.name for v in self.parts.of_sets),
+            terms=of_set[0].loops[0].element,
+        )
+        uniform = spelling.statements(e for e in graph.eqns if not e.out.type.axes)
+        template = "sums_of_sets.cu.jinja"
+        return replace(kernel, template=template, uniform=uniform, phases=(), always=True, finish=finish)
 
     def _elementwise(self, graph: Graph) -> Kernel:
         """Results that are independent of rows, a thread per column."""
@@ -252,7 +309,7 @@ class _Lowering:
     ) -> Kernel:
         """What every kernel has."""
         shared = sharing(arguments)
-        strides = self.spec.strides if any(a.kind == "stride" for a in shared) else 1
+        strides = self.spec.strides if any(a.kind in ("stride", "outer_stride") for a in shared) else 1
         inputs = by_level(graph.tensors)
         return Kernel(
             name=f"{self.stem}__{role}",
@@ -272,6 +329,8 @@ class _Lowering:
 
 def _row_grid(s: Schedule, p: Problem) -> Extent:
     """Blocks or clusters that share the rows: persistent with column sums or stages, else one per group of rows."""
+    if p.column_sums and p.stretch:  # a stretch has one row at least
+        return Extent(per=1, limit=row_blocks(s, p), times=s.cluster)
     if p.column_sums:
         return Extent(per=s.rows_per_block, limit=partial_rows(s, p), times=s.cluster)
     if s.form in STAGED:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype
+from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype, is_of_set
 from lngen.compiler.lower.cuda.fragments import c_name
 from lngen.compiler.passes import accumulated
 
@@ -16,9 +16,10 @@ class Argument:
     """A kernel argument. ``kind``: rows, input, output, workspace (pointers), stride (of ``tensor``, in elements).
 
     Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
-    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. So has a tensor that is stored by
-    columns: ``column_stride``, and ``padded``, the number of rows with the zeros behind them. Or value: the number
-    ``tensor`` of the graph itself, which follows from eps.
+    ``outer_stride`` the distance of a row from the one ``inner`` rows before it. An [N, D] tensor, whose sets have
+    ``inner`` rows, has the latter alone. So has a tensor that is stored by columns: ``column_stride``, and ``padded``,
+    the number of rows with the zeros behind them. Or value: the number ``tensor`` of the graph itself, which follows
+    from eps.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
     """
@@ -41,7 +42,7 @@ def tensors(
     handed: tuple[Value, ...] = (),
     results: tuple[Value, ...] = (),
 ) -> list[Argument]:
-    """A pointer for each value, and its distances: of rows if it is [M, D], of columns; the value if it is passed so.
+    """A pointer for each value, and its distances: of rows, columns or sets; the value itself if it is passed so.
 
     Values in ``handed`` go from one kernel to the next and are in the workspace. Inputs in ``results`` are those of an
     earlier kernel.
@@ -58,6 +59,8 @@ def tensors(
         if v.type.by_columns:
             arguments.append(Argument(f"{v.name}_stride_", "long long", "column_stride", v.name))
             arguments.append(Argument(f"{v.name}_padded_", "long long", "padded", v.name))
+        if is_of_set(v) and where != "workspace":
+            arguments.append(Argument(f"{v.name}_outer_", "long long", "outer_stride", v.name))
     return arguments
 
 

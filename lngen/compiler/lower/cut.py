@@ -16,6 +16,7 @@ from lngen.compiler.ir import (
     is_join,
     is_number_fold,
     is_over_segments,
+    is_over_sets,
     is_row_fold,
     is_segment_sum,
 )
@@ -35,6 +36,8 @@ class Parts:
     numbers   results of no axes, and [D] results that depend on a reduction of a vector; None without any
     handed    values of ``rows`` and ``finish`` that ``numbers`` reads, without those that are results anyway
     maxima    the maxima over all rows from which alone ``numbers`` follows, if the kernel of the rows completes these
+    over_sets [D] results that depend on a sum over sets of rows; None without any
+    of_sets   the sums of sets that it reads, without those that are results anyway
     """
 
     rows: Graph
@@ -43,6 +46,8 @@ class Parts:
     numbers: Graph | None = None
     handed: tuple[Value, ...] = ()
     maxima: tuple[Maximum, ...] = ()
+    over_sets: Graph | None = None
+    of_sets: tuple[Value, ...] = ()
 
 
 def cut(graph: Graph) -> Parts:
@@ -60,14 +65,20 @@ def cut(graph: Graph) -> Parts:
     rows = extract(graph, graph.name, graph.params, tuple(dict.fromkeys((*by_row, *of_rows, *operands))))
     _check_rows(graph, rows, late)
     narrow = tuple(p for p in graph.params if M not in p.type.axes)
-    by_column = tuple(r for r in graph.results if r not in (*by_row, *numbers))
-    by_column = tuple(dict.fromkeys((*by_column, *(v for v in handed if M not in v.type.axes))))
+    over = downstream(graph.eqns, [e.out for e in graph.eqns if is_over_sets(e)]) - {*graph.params}
+    of_all_sets = tuple(r for r in graph.results if r in over)
+    needed = upstream(graph.eqns, of_all_sets)
+    of_sets = tuple(e.out for e in sums if e.out in needed)
+    by_column = tuple(r for r in graph.results if r not in (*by_row, *numbers, *of_all_sets))
+    by_column = tuple(dict.fromkeys((*by_column, *(v for v in handed if M not in v.type.axes), *of_sets)))
     finish = extract(graph, graph.name, (*(e.out for e in sums), *narrow), by_column) if by_column else None
     given = (*graph.params, *handed, *(m.eqn.out for m in maxima))
     end = extract(graph, graph.name, given, numbers) if numbers else None
     for part in filter(None, (finish, end)):
         _check_narrow(graph, part)
-    return Parts(rows, sums, finish, end, tuple(v for v in handed if v not in graph.results), maxima)
+    over_sets = extract(graph, graph.name, (*narrow, *of_sets), of_all_sets) if of_all_sets else None
+    handed, of_sets = (tuple(v for v in values if v not in graph.results) for values in (handed, of_sets))
+    return Parts(rows, sums, finish, end, handed, maxima, over_sets, of_sets)
 
 
 def _handed(graph: Graph, late: set[Value], results: tuple[Value, ...]) -> tuple[Value, ...]:

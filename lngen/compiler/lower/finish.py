@@ -14,7 +14,7 @@ from lngen.compiler.ir import DType
 from lngen.compiler.lower.arguments import workspace
 from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
 from lngen.compiler.lower.cuda.fragments import Statement, Sum
-from lngen.compiler.lower.cuda.policies import column_type
+from lngen.compiler.lower.cuda.policies import column_types
 from lngen.compiler.lower.plan import Kernel, Plan
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import (
@@ -45,11 +45,11 @@ def column_kernel(s: Schedule, p: Problem) -> ColumnKernel:
     groups = groups_of_a_block(s, p)
     return ColumnKernel(
         groups=groups,
-        row_step=partial_rows(s, p) * groups,
+        row_step=groups if p.stretch else partial_rows(s, p) * groups,
         unroll=max(COLUMN_ROWS // groups, 1),
         leading=leading_dimension(p),
         stored_bytes=min(16, s.vec * p.real_size),
-        type=column_type(s, p),
+        types=column_types(s, p),
     )
 
 
@@ -90,7 +90,7 @@ def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[
 def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
     """The row kernel with the finish after a grid barrier; the finish uses the shared memory of the rows."""
     assert rows.row is not None
-    assert finish.finish is not None
+    assert isinstance(finish.finish, Finish)
     named = {a.name for a in rows.arguments}
     grid, tiles = rows.grid[0], finish.grid[0](0)
     # A few rows have few blocks, but the finish has work for one block per tile.

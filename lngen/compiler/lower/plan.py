@@ -6,35 +6,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lngen.compiler.ir import WIDE, ByValue, D, DType, Graph, M, Value, preformatted
+from lngen.compiler.ir import WIDE, ByValue, D, DType, Graph, M, Value, is_of_set, preformatted
 from lngen.compiler.lower.arguments import Argument
-from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish
+from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish, SetFinish
 from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
 from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
-from lngen.compiler.lower.cuda.spelling import address, declaration, tensors
+from lngen.compiler.lower.cuda.spelling import address, address_of_set, declaration, tensors
 from lngen.compiler.lower.nest import Nest
 from lngen.compiler.problem import Problem, Schedule
 from lngen.compiler.problem.footprint import BULK
 from lngen.compiler.spec import Spec
-from lngen.rules import RULES, Extent, aligned, laid_out
+from lngen.rules import RULES, Extent, Stretch, aligned, buffer_elements, laid_out
 
 # ---- kernels ----
 
 
 class Levels(NamedTuple):
-    """Tensors by their axes: [M, D], [D], [M], and none."""
+    """Tensors by their axes: [M, D], [D], [M], none, and those of sets of rows."""
 
     element: tuple[Tensor, ...]
     column: tuple[Tensor, ...]
     row: tuple[Tensor, ...]
     launch: tuple[Tensor, ...]
+    of_set: tuple[Tensor, ...]
 
 
 def by_level(values: Iterable[Value]) -> Levels:
     """The tensors of values, by level."""
     values = tuple(values)
-    return Levels(*(tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (D,), (M,), ())))
+    wide, columns, rows, none = (tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (D,), (M,), ()))
+    return Levels(wide, columns, rows, none, tensors(filter(is_of_set, values)))
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Kernel:
     always: bool = False
     row: RowKernel | None = None
     column: ColumnKernel | None = None
-    finish: Finish | None = None
+    finish: Finish | SetFinish | None = None
     maxima: Maxima | None = None
     shared: int = 0
     strides: int = 1
@@ -99,11 +101,15 @@ class Kernel:
         """C++: the types that its text begins with."""
         if self.row:
             return self.row.types
-        return (self.column.type,) if self.column else ()
+        return self.column.types if self.column else ()
 
     def address(self, tensor: Tensor | Place, row: str) -> str:
         """C++: the address of a row of an [M, D] tensor in global memory."""
         return address(tensor.name, row, self.strides)
+
+    def address_of_set(self, tensor: Tensor) -> str:
+        """C++: the address of the features of a row's set."""
+        return address_of_set(tensor.name)
 
     @property
     def stores_rows(self) -> bool:
@@ -131,7 +137,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Buffer:
-    """A part of the workspace: ``fixed`` elements, or ``per_row`` for each row.
+    """A part of the workspace: ``fixed`` elements, ``per_row`` for each row, or ``per_stretch`` of the rows of a set.
 
     ``zeroed``: it holds words of 32 or 64 bits, all zero before the first launch that uses it; every launch leaves
     them ready for the next.
@@ -142,6 +148,8 @@ class Buffer:
     fixed: int = 0
     per_row: int = 0
     zeroed: bool = False
+    per_stretch: int = 0
+    stretch: Stretch | None = None
 
     @property
     def element(self) -> str:
@@ -150,11 +158,16 @@ class Buffer:
 
     def __str__(self) -> str:
         size = str(self.fixed) if not self.per_row else "M" if self.per_row == 1 else f"{self.per_row} * M"
+        size = f"{self.per_stretch} * stretches of M / n rows" if self.per_stretch else size
         return f"{self.name}: {self.element}[{size}]{', zero before the first call' if self.zeroed else ''}"
 
-    def bytes(self, rows: int) -> int:
+    def elements(self, rows: int, inner: int = 1) -> int:
+        """How many there are for so many rows, ``inner`` of them in a set."""
+        return buffer_elements(self.fixed, self.per_row, self.per_stretch, self.stretch, rows, inner)
+
+    def bytes(self, rows: int, inner: int = 1) -> int:
         """The size, rounded up so that the next buffer is aligned."""
-        return aligned((self.fixed + self.per_row * rows) * self.dtype.size)
+        return aligned(self.elements(rows, inner) * self.dtype.size)
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,16 +207,16 @@ class Plan:
         """The tensors that a caller gets."""
         return self.graph.results
 
-    def workspace_bytes(self, rows: int) -> int:
-        """Bytes of workspace that a call with that many rows needs."""
-        return self._laid_out(rows)[1]
+    def workspace_bytes(self, rows: int, inner: int = 1) -> int:
+        """Bytes of workspace that a call with that many rows needs, ``inner`` of them in a set."""
+        return self._laid_out(rows, inner)[1]
 
-    def workspace_offsets(self, rows: int) -> dict[str, int]:
+    def workspace_offsets(self, rows: int, inner: int = 1) -> dict[str, int]:
         """The offset of each buffer in the workspace, in bytes."""
-        return self._laid_out(rows)[0]
+        return self._laid_out(rows, inner)[0]
 
-    def _laid_out(self, rows: int) -> tuple[dict[str, int], int]:
-        return laid_out((b.name, b.bytes(rows)) for b in self.workspace)
+    def _laid_out(self, rows: int, inner: int) -> tuple[dict[str, int], int]:
+        return laid_out((b.name, b.bytes(rows, inner)) for b in self.workspace)
 
     def alignment(self, value: Value) -> int:
         """The required alignment of a tensor's base pointer, in bytes."""

@@ -11,7 +11,8 @@ from lngen.compiler.passes.edit import cse, dce, share_constants
 from lngen.compiler.passes.exchange import accumulate, accumulated, rebuilt, save, share_results
 from lngen.compiler.passes.gradient_scales import quantise
 from lngen.compiler.passes.instance import positive_inputs
-from lngen.compiler.passes.order import ColumnOrder, RowOrder, order_sums, orders, rule_of, suited_cluster
+from lngen.compiler.passes.order import ColumnOrder, RowOrder, SetOrder, order_sums, orders, rule_of, suited_cluster
+from lngen.compiler.passes.set_sums import by_sets
 from lngen.compiler.passes.simplify import simplify
 from lngen.compiler.passes.validate import defined, validate
 from lngen.compiler.passes.variance import compensate, place_spread
@@ -52,7 +53,7 @@ def backward(
     trace.raw = derived if plain else defined(kept, wrt, of)
     seeds = (p.name for p in derived.params if p not in graph.params)
     trace["simplify"] = derived = verify(simplify(derived, *seeds), "simplify")
-    trace["save"] = derived = verify(save(derived, graph, saved, demanded), "save")
+    trace["save"] = derived = verify(by_sets(save(derived, graph, saved, demanded)), "save")
     return derived
 
 
@@ -64,10 +65,12 @@ def finish(
     order: str = ORDERS[0],
     functions: str = FUNCTIONS[0],
     dx: tuple[DType, str] | None = None,
+    stretch: int | None = None,
 ) -> Graph:
     """From a graph over any D to a graph that fixes every bit for rows of length ``d``.
 
-    ``blocks`` and ``order`` as in ``order_sums``, ``functions`` as in ``decompose``, ``dx``: dtype and scales of dx.
+    ``blocks``, ``order`` and ``stretch`` as in ``order_sums``, ``functions`` as in ``decompose``, ``dx``: dtype and
+    scales of dx.
     """
     trace = Trace() if trace is None else trace
     trace["cse"] = graph = verify(cse(graph), "cse")
@@ -78,7 +81,7 @@ def finish(
     trace["place_fma"] = graph = verify(place_fma(graph), "place_fma")
     trace["place_spread"] = graph = verify(place_spread(graph, d, order), "place_spread")
     trace["compensate"] = graph = verify(share_constants(compensate(graph, d)), "compensate")
-    graph = order_sums(graph, d, blocks, order)
+    graph = order_sums(graph, d, blocks, order, stretch)
     if functions != FUNCTIONS[0]:
         graph = replace(graph, attrs=tuple(sorted((*graph.attrs, ("functions", functions)))))
     trace["order_sums"] = verify(graph, "order_sums")

@@ -25,9 +25,11 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_join,
     is_number_fold,
+    is_over_sets,
     is_row_fold,
     is_segment_size,
     is_segment_sum,
+    is_set_fold,
 )
 from lngen.compiler.ir.places import downstream
 from lngen.dtypes import FLOATS
@@ -72,6 +74,10 @@ class Rule:
     many_groups: int
     blocks: BySize
     blocks_of_short_rows: int
+    stretch: int
+    stretch_least: int
+    stretch_long: int
+    stretch_columns: int
     many_blocks: int
     interleave_many: int
     interleave_few: int
@@ -94,7 +100,9 @@ def rule_of(order: str) -> Rule:
 
 def _rule(data: dict[str, Any]) -> Rule:
     whole: dict[str, Any] = {
-        key: _whole(data, key, "is") for key, entry in data.items() if "is" in entry and key != "many_blocks"
+        key: _whole(data, key, "is")
+        for key, entry in data.items()
+        if "is" in entry and key not in ("many_blocks", "stretch")
     }
     by_size: dict[str, Any] = {key: _table(data, key, "by_size") for key, entry in data.items() if "by_size" in entry}
     longer: dict[str, Any] = {
@@ -108,6 +116,10 @@ def _rule(data: dict[str, Any]) -> Rule:
         centred_least=_whole(data, "centred_segments", "least"),
         centred_most=_whole(data, "centred_segments", "most"),
         blocks=_table(data, "blocks", "by_cluster"),
+        stretch=_whole(data, "stretch", "is"),
+        stretch_least=_whole(data, "stretch", "least"),
+        stretch_long=_whole(data, "stretch", "long"),
+        stretch_columns=_whole(data, "stretch", "columns"),
         many_blocks=_whole(data, "many_blocks", "is"),
         interleave_many=_whole(data, "many_blocks", "interleave"),
         interleave_few=_whole(data, "many_blocks", "fewer"),
@@ -165,7 +177,20 @@ class ColumnOrder:
     interleave: int
 
 
-def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0]) -> Graph:
+@dataclass(frozen=True)
+class SetOrder:
+    """The attributes of a sum over the rows of each set; see ``lngen.compiler.ir.sums.set_sum``."""
+
+    groups: int
+    interleave: int
+    stretch: int
+    least: int
+    long: int
+
+
+def order_sums(
+    graph: Graph, d: int, blocks: int | None = None, order: str = ORDERS[0], stretch: int | None = None
+) -> Graph:
     """Write the order of each sum into it, and the version of the rule into the graph (lngen help numerics).
 
     before:  %mean_sum = reduce_sum %x32 {axis=D}
@@ -174,21 +199,23 @@ def order_sums(graph: Graph, d: int, blocks: int | None = None, order: str = ORD
              %dbeta32  = reduce_sum %dy32 {axis=M, blocks=126, groups=2, interleave=16}
 
     The numbers are a function of the graph, D and the dtypes alone: the same on every GPU, unless ``blocks`` gives the
-    number of blocks that share the rows. The sum of a [D] value has the order of a row of f32, the sum of an [M] value
-    that of a column.
+    number of blocks that share the rows, or ``stretch`` that of the rows of a set that one partial sum has. The sum of
+    a [D] value has the order of a row of f32, the sum of an [M] value that of a column.
     """
     row, column = orders(graph, d, blocks, order)
-    vector = row_order(rule_of(order), d, DType.F32.size)
+    vector, of_set = row_order(rule_of(order), d, DType.F32.size), set_order(rule_of(order), d, column, stretch)
+    over_sets = ColumnOrder(1, of_set.interleave, of_set.interleave)
 
     def ordered(eqn: Eqn) -> Eqn:
-        spelt = _order_of(eqn, vector if is_number_fold(eqn) else row, column, d)
+        rows = of_set if is_set_fold(eqn) else over_sets if is_over_sets(eqn) else column
+        spelt = _order_of(eqn, vector if is_number_fold(eqn) else row, rows, d)
         return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
     eqns = tuple(ordered(e) if e.op in SUMS or is_segment_size(e) else e for e in graph.eqns)
     return replace(graph, eqns=eqns, attrs=tuple(sorted({**dict(graph.attrs), "order": order}.items())))
 
 
-def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder, d: int) -> dict[str, int]:
+def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder | SetOrder, d: int) -> dict[str, int]:
     """The attributes of an equation that define its order."""
     if is_segment_sum(eqn):
         return row.of_segment()
@@ -263,6 +290,13 @@ def column_order(
     groups = max(1, groups // max(1, sums // rule.sums_together))
     many = blocks >= rule.many_blocks
     return ColumnOrder(groups, blocks, rule.interleave_many if many else rule.interleave_few)
+
+
+def set_order(rule: Rule, d: int, column: ColumnOrder, stretch: int | None = None) -> SetOrder:
+    """The order of sums over the rows of sets: the groups of other column sums; longer stretches of short rows."""
+    times = _doublings(-(-rule.stretch_columns // d))
+    rows, least = (times * rule.stretch, times * rule.stretch_least) if stretch is None else (stretch, stretch)
+    return SetOrder(column.groups, rule.interleave_many, rows, least, rule.stretch_long)
 
 
 def _held(rule: Rule, groups: int, cluster: int, size: int) -> int:

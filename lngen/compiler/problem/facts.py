@@ -24,15 +24,20 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_join,
     is_number_fold,
+    is_of_set,
+    is_over_sets,
     is_segment_size,
     is_segment_sum,
+    is_set_fold,
     print_eqn,
+    sets_of,
 )
 from lngen.compiler.ir.places import Folds, depths, folds, operand_depth
-from lngen.compiler.passes import ColumnOrder, RowOrder, orders, rule_of, suited_cluster
+from lngen.compiler.passes import ColumnOrder, RowOrder, SetOrder, orders, rule_of, suited_cluster
 from lngen.compiler.problem.maxima import of_maxima_alone
 from lngen.dtypes import READ, WRITTEN
 from lngen.errors import LowerError
+from lngen.rules import Stretch
 
 WARP = 32  # threads
 CHUNK_BYTES = 16  # the widest load of a thread
@@ -63,6 +68,8 @@ class Problem:
     feature_blocks              features of a block, for each axis of blocks
     block_folds                 sums and maxima over blocks of features
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
+    stretch                     how the rows of a set are cut, of sums over the rows of sets
+    set_sizes                   bytes per element of each [N, D] input, N being sets of rows
     """
 
     d: int
@@ -88,6 +95,8 @@ class Problem:
     feature_blocks: tuple[int, ...] = ()
     block_folds: int = 0
     strides: int = 1
+    stretch: Stretch | None = None
+    set_sizes: tuple[int, ...] = ()
 
     @cached_property
     def element(self) -> int:
@@ -169,6 +178,8 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         feature_blocks=tuple(a.number for a in derived_axes(graph) if a.base is D and isinstance(a.number, int)),
         block_folds=sum(map(is_block_fold, graph.eqns)),
         strides=strides,
+        stretch=_stretch(graph),
+        set_sizes=tuple(p.type.dtype.size for p in graph.params if is_of_set(p)),
     )
     _check_blocks(graph, found)
     return found
@@ -192,19 +203,37 @@ def _ends(graph: Graph, apart: set[Eqn]) -> tuple[Folds, ...]:
 def refuse_axes(graph: Graph) -> None:
     """LowerError for values and reductions that no kernel has yet.
 
-    Of the axes that a graph derives, kernels have blocks of features, of values that they compute for each row.
+    Of the axes that a graph derives, kernels have blocks of features, of values that they compute for each row, and
+    one axis of sets of rows, of values with features.
     """
-    inputs = {*graph.params}
+    inputs, sets = {*graph.params}, sets_of(graph)
     for value in graph.values().values():
         for axis in value.type.axes:
             blocks = axis.base is D and axis.by == "/" and M in value.type.axes and value not in inputs
-            if axis.is_declared and not blocks:
+            if axis.is_declared and not blocks and not (axis is sets and D in value.type.axes):
                 of = f"'{value}: {value.type}' varies along {axis.declaration}"
                 _refuse(graph, f"{of}; lngen has no kernel for such values")
     for eqn in graph.eqns:
         derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.is_declared]
-        if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not is_block_fold(eqn)):
+        known = is_block_fold(eqn) or is_set_fold(eqn) or (is_over_sets(eqn) and D in eqn.out.type.axes)
+        if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not known):
             _refuse(graph, f"'{eqn.op}' of '{eqn.out}' has no kernel")
+    _refuse_sets(graph)
+
+
+def _refuse_sets(graph: Graph) -> None:
+    """LowerError for two ways of sweeping rows, and for results of sets that no sum over rows computes."""
+    folds = [e for e in graph.eqns if is_column_fold(e)]
+    of_sets = [e for e in folds if is_set_fold(e)]
+    other = next((e for e in folds if of_sets and not is_set_fold(e)), None)
+    if other is not None:
+        raise LowerError(
+            f"graph @{graph.name}: '{of_sets[0].out}' adds the rows of a set, and '{other.out}' all rows; that takes "
+            "two graphs: differentiate by the inputs of each alone (wrt=)."
+        )
+    for result in graph.results:
+        if is_of_set(result) and not of_sets:
+            _refuse(graph, f"the result '{result}' of sets is no sum over rows; lngen has no kernel for it")
 
 
 def _refuse(graph: Graph, what: str) -> NoReturn:
@@ -274,16 +303,33 @@ def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
     """
     row, column = orders(graph, d, order=version)
     ordered = [
-        e for e in graph.eqns if (e.op in SUMS or is_segment_size(e)) and not (is_number_fold(e) or is_block_fold(e))
+        e
+        for e in graph.eqns
+        if (e.op in SUMS or is_segment_size(e)) and not (is_number_fold(e) or is_block_fold(e) or is_over_sets(e))
     ]
     rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
-    names = [f.name for f in fields(ColumnOrder)]
-    columns = [(e, {n: _numbers(e).get(n, 1) for n in names}) for e in ordered if e.op in SUMS and is_column_fold(e)]
+    columns = [(e, _column_numbers(e)) for e in ordered if e.op in SUMS and is_column_fold(e)]
     row = replace(row, **_agreed(graph, D, rows))
     for eqn, numbers in rows:
         if "chunk" in numbers:
             _check_cut(graph, eqn, row)
-    return row, replace(column, **_agreed(graph, M, columns))
+    agreed = _agreed(graph, M, columns)
+    return row, replace(column, **{f.name: agreed[f.name] for f in fields(ColumnOrder) if f.name in agreed})
+
+
+def _column_numbers(eqn: Eqn) -> dict[str, int]:
+    """The order of a sum over rows, or over the rows of sets, in the attributes of its equation."""
+    order = SetOrder if is_set_fold(eqn) else ColumnOrder
+    return {f.name: _numbers(eqn).get(f.name, 1) for f in fields(order)}
+
+
+def _stretch(graph: Graph) -> Stretch | None:
+    """How the sums over the rows of sets cut a set; None without such a sum."""
+    folds = [e for e in graph.eqns if is_set_fold(e)]
+    if not folds:
+        return None
+    of = _numbers(folds[0])
+    return Stretch(of.get("stretch", 1), of.get("least", 1), of.get("long", 1), of.get("groups", 1))
 
 
 def _numbers(eqn: Eqn) -> dict[str, int]:

@@ -61,14 +61,17 @@ def partial_values(s: Schedule, p: Problem) -> int:
     """Numbers of shared memory through which column sums are stored: in order, after the tree over row groups."""
     if s.form == "multipass" or not p.column_sums or (s.rows_per_block == 1 and s.form not in STAGED):
         return 0
-    # In dynamic memory each sum has its own place, in static memory they take turns.
-    together = p.column_sums if s.form in STAGED else 1
+    # In dynamic memory each sum has its own place, in static memory, and beside stages that fill, they take turns.
+    together = p.column_sums if s.form in STAGED and not p.stretch else 1
     return together * s.rows_per_block * -(-cluster_tile(s, p) // 8) * 8
 
 
 def rows_of_a_block(p: Problem) -> tuple[int, ...]:
-    """The row groups that column sums allow: those of the graph side by side, or one of them for long rows."""
-    return (p.groups, 1) if p.cluster > 1 and p.groups > 1 else (p.groups,)
+    """The row groups that column sums allow: those of the graph side by side, or one of them for long rows.
+
+    A stretch has all of them.
+    """
+    return (p.groups, 1) if p.cluster > 1 and p.groups > 1 and not p.stretch else (p.groups,)
 
 
 def whole_groups(s: Schedule, p: Problem) -> bool:
@@ -118,6 +121,11 @@ def partial_rows(s: Schedule, p: Problem) -> int:
     return p.blocks * blocks_per_partial(s, p)
 
 
+def row_blocks(s: Schedule, p: Problem) -> int:
+    """Blocks, or clusters, of a persistent grid that adds column sums; those of sets take any number of stretches."""
+    return p.blocks * s.blocks_per_sm if p.stretch else partial_rows(s, p)
+
+
 def stage_bytes(s: Schedule, p: Problem) -> int:
     """Shared memory of one row of one group; each tensor starts at a multiple of 128 bytes."""
     if s.form not in STAGED:
@@ -150,10 +158,11 @@ def static_shared(s: Schedule, p: Problem) -> int:
 
 
 def dynamic_shared(s: Schedule, p: Problem) -> int:
-    """Dynamic shared memory in bytes: the stages, or at the end of the kernel the column sums."""
+    """Dynamic shared memory in bytes: the stages, or at the end of the kernel the column sums; of stretches both."""
     if s.form not in STAGED:
         return 0
-    return max(s.stages * s.rows_per_block * stage_bytes(s, p), partial_values(s, p) * p.real_size)
+    stages, sums = s.stages * s.rows_per_block * stage_bytes(s, p), partial_values(s, p) * p.real_size
+    return stages + sums if p.stretch else max(stages, sums)
 
 
 def registers(s: Schedule, p: Problem) -> int:

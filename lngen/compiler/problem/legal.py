@@ -235,8 +235,8 @@ def _column_sum_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         lambda: f"acquire_shared belongs to column sums of rows that a cluster shares, got cluster={s.cluster}",
     )
     yield (
-        not s.single_launch or _fixed_rows(s, p),
-        lambda: "single_launch belongs to column sums that are kept in registers",
+        not s.single_launch or (_fixed_rows(s, p) and not p.stretch),
+        lambda: "single_launch belongs to column sums of all rows that are kept in registers",
     )
     yield (
         not s.prefetch or (_fixed_rows(s, p) and s.form == "registers"),

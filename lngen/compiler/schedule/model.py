@@ -18,9 +18,9 @@ from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.facts import WARP
 from lngen.compiler.problem.footprint import (
     MAX_REGISTERS,
-    partial_rows,
     register_limit,
     registers,
+    row_blocks,
     rows_ahead,
     vectors_per_thread,
     widened_registers,
@@ -163,7 +163,9 @@ def features(c: Schedules, p: Problem, rows: int, device: Device) -> Features:
         groups=c.field("rows_per_block"),
         cluster=c.field("cluster"),
         clusters=clusters,
-        grid=c.each(lambda s: partial_rows(s, p), "form", "rows_per_block") if p.column_sums else clusters,
+        grid=c.each(lambda s: row_blocks(s, p), "form", "rows_per_block", "blocks_per_sm")
+        if p.column_sums
+        else clusters,
         rows_ahead=np.where(staged, ahead, np.where(prefetch, PREFETCHED_ROWS, 1)),
         reductions=same(p.phases - 1),
         smem_passes=1 + (p.phases - 1) * staged * (1 - c.field("row_in_registers")),

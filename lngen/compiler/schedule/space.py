@@ -201,7 +201,7 @@ def _generated(
     """
     values: dict[str, Sequence[int]] = {
         "threads": [1 << n for n in range(11)],
-        "rows_per_block": rows_of_a_block(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
+        "rows_per_block": _rows_side_by_side(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
         "form": range(len(WORDS)),
         "vec": [p.run],
         "cluster": CLUSTERS,
@@ -225,6 +225,11 @@ def _generated(
         found = found.times(name, tried, room).within(ready)
     clusters = found.each(lambda s: device.resident_clusters(s.cluster), "cluster")
     return found.replaced("grid", found.field("grid") * clusters * found.field("blocks_per_sm")).sorted()
+
+
+def _rows_side_by_side(p: Problem) -> tuple[int, ...]:
+    """Rows of a block that adds column sums; one of form multipass for long rows, whose stretches have several."""
+    return tuple(dict.fromkeys((*rows_of_a_block(p), *[1] * (p.cluster > 1))))
 
 
 def _legal(p: Problem) -> list[Limit]:

@@ -79,15 +79,16 @@ def wrong(text: str, what: str, got: Any, known: list[str] | tuple[str, ...]) ->
 
 MAX_D = 2**30
 MAX_BLOCKS = 4096
+MAX_STRETCH = 2**16
 MAX_STRIDES = 2
 DIRECTIONS = ("fwd", "bwd")
 SAVES = ("stats", "none")  # or names of results
 # The keys of specs, and further arguments of compile.
 KEYS = (
-    "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "order",
+    "d", "dtype", "weight", "out", "eps", "save", "wrt", "of", "grad", "accumulate", "blocks", "stretch", "order",
     "functions", "strides", "graph", "schedule", "lock", "overlap", "dx_quant", "dx_scales",
 )  # fmt: skip
-BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "dx_quant", "dx_scales", "blocks")
+BACKWARD_KEYS = ("wrt", "of", "grad", "accumulate", "dx_quant", "dx_scales", "blocks", "stretch")
 FORMATS = tuple(map(str, FLOATS_OF_8_BITS))  # of dx
 DX_SCALES = ("tensor", "block")
 
@@ -158,11 +159,18 @@ def make_spec(definition: Definition, direction: str, options: dict[str, Any], t
     blocks = options.get("blocks")
     if blocks is not None:
         blocks = whole_number(text, "blocks", blocks, MAX_BLOCKS)
+    stretch = options.get("stretch")
+    if stretch is not None:
+        stretch = whole_number(text, "stretch", stretch, MAX_STRETCH)
     strides = whole_number(text, "strides", options.get("strides", 1), MAX_STRIDES)
     spec = Spec(
         definition, direction, d, dtype, weight, out, eps, chosen,
-        blocks=blocks, order=order, strides=strides, functions=functions,
+        blocks=blocks, order=order, strides=strides, functions=functions, stretch=stretch,
     )  # fmt: skip
+    if spec.by_sets and options.get("strides") is None:
+        spec = replace(spec, strides=2)
+    elif spec.by_sets and strides == 1:
+        raise SpecError(f"spec '{text}': a graph with sets of rows takes rows at two distances; leave strides=1 away.")
     if eps == RUN and not definition.by_value(spec.options):
         raise SpecError(f"spec '{text}': the graph uses no eps with these options; leave eps=run away.")
     spec = replace(spec, save=_save(text, options.get("save", "stats"), spec))

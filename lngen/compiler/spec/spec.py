@@ -14,12 +14,12 @@ from typing import Any
 
 from lngen.compiler import passes
 from lngen.compiler.graphs import GRAPHS, Chosen, Definition, Options
-from lngen.compiler.ir import DEFAULT_EPS, FUNCTIONS, ORDERS, RUN, DType, Graph, M, Run, compute_dtype
+from lngen.compiler.ir import DEFAULT_EPS, FUNCTIONS, ORDERS, RUN, DType, Graph, M, Run, compute_dtype, is_of_set
 from lngen.errors import DerivativeError, SpecError
 
 # Words that are not names of inputs; 'no' and 'q' are prefixes of such names.
 _OTHER_WORDS = re.compile(
-    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|order|functionsv|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2"
+    r"(w|out|grad)(f16|bf16|f32|f64)|(eps|save|blocks|stretch|order|functionsv|no|q(?!uant(ised)?$)).*|wrt|of|acc|set|strides2"
     r"|dx(e4m3|e5m2)|byblock"
 )
 
@@ -76,9 +76,11 @@ class Spec:
     dx_quant    the dtype of 8 bits of dx; None: x's
     dx_scales   ``tensor``: dx_scale is an input; ``block``: a result, of blocks of 128 features
     blocks      blocks that share the rows of column sums; None: a number that is the same on every GPU
+    stretch     rows of a set that a partial sum has; None: the order's own number
     order       the version of the rule that orders the sums
     functions   the version of the equations of functions
-    strides     distances between rows that each [M, D] tensor has, 1 or 2; they change no bit
+    strides     distances between rows that each [M, D] tensor has, 1 or 2; they change no bit. 2 for a graph with sets
+                of rows, which are the inner rows
     """
 
     definition: Definition
@@ -100,6 +102,7 @@ class Spec:
     dx_quant: DType | None = None
     dx_scales: str = "tensor"
     functions: str = FUNCTIONS[0]
+    stretch: int | None = None
 
     def __str__(self) -> str:
         keys = [f"d={self.d}", f"dtype={self.dtype}"]
@@ -115,9 +118,10 @@ class Spec:
         keys += [f"dx_quant={self.dx_quant}"] if self.dx_quant is not None else []
         keys += [f"dx_scales={self.dx_scales}"] if self.dx_scales != "tensor" else []
         keys += [f"blocks={self.blocks}"] if self.blocks is not None else []
+        keys += [f"stretch={self.stretch}"] if self.stretch is not None else []
         keys += [f"order={self.order}"] if self.order != ORDERS[0] else []
         keys += [f"functions={self.functions}"] if self.functions != FUNCTIONS[0] else []
-        keys += [f"strides={self.strides}"] if self.strides != 1 else []
+        keys += [f"strides={self.strides}"] if self.strides != 1 and not self.by_sets else []
         return f"{self.graph_name}.{self.direction}:{','.join(keys)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -197,9 +201,10 @@ class Spec:
         words += [f"dx{self.dx_quant}"] if self.dx_quant is not None else []
         words += [f"by{self.dx_scales}"] if self.dx_scales != "tensor" else []
         words += [f"blocks{self.blocks}"] if self.blocks is not None else []
+        words += [f"stretch{self.stretch}"] if self.stretch is not None else []
         words += [f"order{self.order}"] if self.order != ORDERS[0] else []
         words += [f"functions{self.functions}"] if self.functions != FUNCTIONS[0] else []
-        words += [f"strides{self.strides}"] if self.strides != 1 else []
+        words += [f"strides{self.strides}"] if self.strides != 1 and not self.by_sets else []
         others = [(name, value) for name, value in self.chosen if not isinstance(value, bool)]
         words += ["set"] if others else []
         words += [w for name, value in others for w in (word(name), value_word(value, word))]
@@ -209,6 +214,11 @@ class Spec:
     def options(self) -> Options:
         """The options of the graph's description."""
         return Options(self.dtype, self.weight, self.out, self.eps, self.chosen, self.save)
+
+    @cached_property
+    def by_sets(self) -> bool:
+        """True for a graph that has inputs of sets of rows, such as samples."""
+        return any(map(is_of_set, self.definition.builder(self.options).params))
 
     def forward(self) -> Graph:
         """The forward graph, over any D."""
@@ -257,13 +267,13 @@ class Spec:
         trace = passes.Trace(build=self.forward())
         if self.direction == "fwd":
             self._check_saved()
-            passes.finish(trace["build"], self.d, trace, self.blocks, self.order, self.functions)
+            passes.finish(trace["build"], self.d, trace, self.blocks, self.order, self.functions, stretch=self.stretch)
             return trace
         graph = self._derive(trace)
         if self.accumulate:
             trace["accumulate"] = graph = passes.accumulate(graph, tuple(f"d{name}" for name in self.accumulate))
         dx = None if self.dx_quant is None else (self.dx_quant, self.dx_scales)
-        graph = passes.finish(graph, self.d, trace, self.blocks, self.order, self.functions, dx)
+        graph = passes.finish(graph, self.d, trace, self.blocks, self.order, self.functions, dx, self.stretch)
         self._validate(trace)
         trace["share"] = passes.share_results(graph)
         return trace
@@ -335,7 +345,7 @@ class Spec:
     @cached_property
     def _turned(self) -> Spec:
         turned = replace(self, wrt=None, of=None, blocks=None, grad=None, accumulate=())  # which are of backward alone
-        turned = replace(turned, dx_quant=None, dx_scales="tensor")
+        turned = replace(turned, stretch=None, dx_quant=None, dx_scales="tensor")
         if self.direction == "bwd":
             return replace(turned, direction="fwd")
         return replace(turned, direction="bwd", chosen=self.definition.of_backward(self.options))

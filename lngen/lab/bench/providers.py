@@ -14,6 +14,7 @@ from typing import Any
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.ir import DType, bits_of, values_of
+from lngen.compiler.ir.types import sets_in
 from lngen.compiler.problem import OVERLAP_ARCH, Schedule, parse_schedule
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import compile_cubin
@@ -74,6 +75,11 @@ def select(
     return [p for name, p in providers.items() if wanted(name, p)]
 
 
+def _inner(case: Case) -> int:
+    """Rows of a set, of a graph that has sets."""
+    return case.rows // sets_in(case.rows) if case.spec.by_sets else 1
+
+
 class Lngen(Provider):
     """lngen's own kernels, with the default schedule or one that ``schedule`` changes.
 
@@ -93,7 +99,7 @@ class Lngen(Provider):
         kernels = Compilation(case.spec).changed(self._schedule, arch, rows=case.rows)
         schedule = str(kernels.plan.schedule)
         launcher = Launcher(kernels.plan, kernels.cubin(arch).image, device, self._overlap)
-        bound = launcher.bind(case.rows, launcher.contiguous(case.rows))
+        bound = launcher.bind(case.rows, launcher.contiguous(case.rows), _inner(case))
         numbers = values_of(case.graph, case.spec.eps_or_default)
         bound.give({name: bits_of(number) for name, number in numbers.items()})
         # One workspace: in use it is equally warm.

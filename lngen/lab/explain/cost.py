@@ -7,6 +7,7 @@ from typing import Any
 
 from lngen.compiler.devices import Device, described
 from lngen.compiler.ir import FOLDS, WIDE, Axis, D, DType, Eqn, Graph, Lengths, M, S, Value, axes_union
+from lngen.compiler.ir.types import sets_in
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec
 from lngen.errors import LngenError
@@ -48,7 +49,8 @@ def formula(amount: Amount) -> str:
 
 def at(amount: Amount, subject: Subject) -> int:
     """Its value for the subject's rows."""
-    length = Lengths({M: subject.rows, D: subject.problem.d, S: subject.problem.segments})
+    sets = {axis: sets_in(subject.rows) for axes in amount for axis in axes if isinstance(axis.number, str)}
+    length = Lengths({M: subject.rows, D: subject.problem.d, S: subject.problem.segments, **sets})
     return sum(n * prod(length[axis] for axis in axes) for axes, n in amount.items())
 
 

@@ -203,7 +203,8 @@ PASSES: Mapping[str, str] = {
 
 def derivation(spec: Spec) -> Section:
     """The derivation of a backward; of a forward its equations, and what the passes made of them."""
-    return _forward(spec) if spec.direction == "fwd" else _Derivation(spec).section()
+    of_forward = spec.direction == "fwd" or spec.by_sets  # sums over sets have no words yet
+    return _forward(spec) if of_forward else _Derivation(spec).section()
 
 
 def _forward(spec: Spec) -> Section:

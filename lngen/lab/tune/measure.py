@@ -55,6 +55,8 @@ class Bits:
     """
 
     def __init__(self, spec: Spec, rows: int, xp: Any) -> None:
+        if spec.by_sets:
+            raise LngenError(f"'{spec}' has sets of rows, which tune does not time yet; time it by lngen bench.")
         self.spec, self.rows, self._xp = spec, rows, xp
         self.graph = spec.graph()
         block = max(1, min(rows, BLOCK_ELEMENTS // spec.d))

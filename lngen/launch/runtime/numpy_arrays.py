@@ -11,12 +11,12 @@ import numpy as np
 
 from lngen.compiler.compile import KernelSet
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import DType, Graph, M, Value, bits_of, values_of
+from lngen.compiler.ir import DType, Graph, M, Value, bits_of, is_of_set, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array
 from lngen.errors import ArrayError
 from lngen.files import load_cupy
 from lngen.launch.array_call import ArrayCall
-from lngen.launch.array_rules import Placed, Span, are_bytes, check_layout, replaced
+from lngen.launch.array_rules import Placed, Sets, Span, are_bytes, check_layout, replaced
 from lngen.launch.runtime.launcher import Launcher, device_arch
 from lngen.launch.signature import Tensor
 
@@ -36,6 +36,7 @@ def run_on_host(
     like = tensors[call.leader].name
     numpy = [_as_numpy(t, a, like) for t, a in zip(tensors, (*arrays, *given), strict=True)]
     rows = call.lead([() if a is None else a.shape for a in numpy])
+    sets = Sets.among([(t, a.shape) for t, a in zip(tensors, numpy, strict=True) if a is not None], rows, d)
     for tensor, array in zip(tensors, numpy, strict=True):
         if array is not None:
             check_layout(tensor, (array.dtype, array.shape, (), 0), FROM_NUMPY.get(array.dtype), rows, d, 0)
@@ -45,12 +46,12 @@ def run_on_host(
     written = any(a is not None for a in given)
     taken = replaced(tensors, [_placed(a) for a in numpy], count, added=call.added) if written else ()
     flat = {
-        t.name: a.reshape(t.shape(math.prod(rows), d))
+        t.name: a.reshape(t.shape(math.prod(rows), d, sets.number if sets else 0))
         for t, a in zip(tensors, numpy[:count], strict=False)
         if a is not None
     }
     results = interpret(graph, {**flat, **({} if eps is None else values_of(graph, eps))})
-    shaped = [results[t.name].reshape(t.shape(rows, d)) for t in call.outputs]
+    shaped = [results[t.name].reshape(t.shape(rows, d, sets.lead if sets else 0)) for t in call.outputs]
     for target, result in zip(numpy[count:], shaped, strict=True):
         if target is not None:
             target[...] = result
@@ -154,8 +155,11 @@ def launch_raw(
     """
     cupy = load_cupy()
     plan = launcher.plan
-    results = {v.name: cupy.empty(v.type.shape(rows, plan.spec.d), f"u{v.type.dtype.size}") for v in plan.outputs}
-    workspace = cupy.empty(max(1, plan.workspace_bytes(rows)), cupy.uint8)
+    d, sets = plan.spec.d, next((len(inputs[v.name]) for v in plan.inputs if is_of_set(v)), 0)
+    inner = max(rows // sets, 1) if sets else 1
+    shapes = {v.name: (sets, d) if is_of_set(v) else v.type.shape(rows, d) for v in plan.outputs}
+    results = {v.name: cupy.empty(shapes[v.name], f"u{v.type.dtype.size}") for v in plan.outputs}
+    workspace = cupy.empty(max(1, plan.workspace_bytes(rows, inner)), cupy.uint8)
     if poison is not None:
         for a in (workspace, *results.values()):
             a.fill(int.from_bytes([poison] * a.itemsize, "little"))
@@ -166,6 +170,7 @@ def launch_raw(
         launcher.contiguous(rows),
         workspace.data.ptr,
         cupy.cuda.get_current_stream().ptr,
+        inner,
         values={n: bits_of(a) for n, a in values.items()},
     )
     return results

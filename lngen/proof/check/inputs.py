@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import WIDE, Axis, Lengths, Value, bits_of, values_of
+from lngen.compiler.ir import WIDE, Axis, Lengths, Value, bits_of, is_of_set, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, stored
 from lngen.compiler.lower import Plan
-from lngen.compiler.passes.instance import drawn, indexed, lengths
+from lngen.compiler.passes.instance import NAMED, drawn, indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.files import load_cupy
 from lngen.launch.runtime.launcher import Launcher
@@ -96,7 +96,7 @@ def mismatches(got: Mapping[str, Array], want: Mapping[str, Array]) -> list[str]
 
 # ---- rows at two distances ----
 
-INNER = 3  # rows before the outer distance: 133 rows leave one over, and one row is fewer
+INNER = NAMED  # rows before the outer distance: 133 rows leave one over, and one row is fewer
 
 
 def distances(plan: Plan) -> tuple[dict[str, Distance], int]:
@@ -109,6 +109,8 @@ def distances(plan: Plan) -> tuple[dict[str, Distance], int]:
     for n, v in enumerate(wide, 1):
         near = (-(-plan.spec.d // unit) + n) * unit
         found[v.name] = (INNER * near + n * unit, near)
+    for n, v in enumerate(filter(is_of_set, (*plan.inputs, *plan.outputs)), 1):
+        found[v.name] = ((-(-plan.spec.d // unit) + n) * unit, 0)
     return found, INNER
 
 
@@ -117,6 +119,12 @@ def places(distance: Distance, rows: int, d: int) -> Array:
     outer, near = distance if isinstance(distance, tuple) else (INNER * distance, distance)
     row = np.arange(rows)
     return (row // INNER * outer + row % INNER * near)[:, None] + np.arange(d)
+
+
+def set_places(distance: Distance, sets: int, d: int) -> Array:
+    """[sets, D]: where each element of a tensor of sets is behind the first."""
+    assert isinstance(distance, tuple)
+    return (np.arange(sets) * distance[0])[:, None] + np.arange(d)
 
 
 def spread(a: Array | None, at: Array, size: int) -> Array:
@@ -144,7 +152,11 @@ def launch_apart(launcher: Launcher, rows: int, inputs: Mapping[str, Array]) -> 
     cupy = load_cupy()
     plan = launcher.plan
     d, (found, inner) = plan.spec.d, distances(plan)
-    at = {name: places(distance, rows, d) for name, distance in found.items()}
+    of_sets = {v.name for v in (*plan.inputs, *plan.outputs) if is_of_set(v)}
+    at = {
+        name: set_places(distance, rows // inner, d) if name in of_sets else places(distance, rows, d)
+        for name, distance in found.items()
+    }
 
     def memory(v: Value) -> Array:
         a, size = inputs.get(v.name), v.type.dtype.size
@@ -154,7 +166,7 @@ def launch_apart(launcher: Launcher, rows: int, inputs: Mapping[str, Array]) -> 
 
     with cupy.cuda.Device(launcher.device):
         arrays = {v.name: cupy.asarray(memory(v)) for v in (*plan.inputs, *plan.outputs)}
-        workspace = cupy.full(max(1, plan.workspace_bytes(rows)), POISON, cupy.uint8)
+        workspace = cupy.full(max(1, plan.workspace_bytes(rows, inner)), POISON, cupy.uint8)
         stream, pointers = cupy.cuda.get_current_stream(), {name: a.data.ptr for name, a in arrays.items()}
         values = {v.name: bits_of(inputs[v.name]) for v in plan.by_value}
         strides = {**launcher.contiguous(rows), **found}

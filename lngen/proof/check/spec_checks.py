@@ -13,7 +13,7 @@ from math import isfinite
 from lngen.compiler.compile import Compilation, KernelSet
 from lngen.compiler.devices import DEFAULT_ARCH, device_for
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import DEFAULT_EPS, RUN, compute_dtype
+from lngen.compiler.ir import DEFAULT_EPS, RUN, M, compute_dtype
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.lower import Plan
 from lngen.compiler.problem import Schedule, fits
@@ -93,6 +93,7 @@ def check_spec(
     wanted: list[tuple[int, str, dict[str, Array], dict[str, Array]]] = []
     for m, eps in _calls(spec, rows):
         inputs = random_inputs(spec, m, eps=eps)
+        m = next((len(inputs[p.name]) for p in compilation.graph.tensors if M in p.type.axes), m)
         wanted.append((m, f"eps={eps:g}: " if spec.eps == RUN else "", inputs, interpret(compilation.graph, inputs)))
         if m and eps == spec.eps_or_default:
             yield mathematics(spec, m, *wanted[-1][2:])

@@ -11,7 +11,7 @@ import numpy as np
 
 from lngen.compiler.devices import capability
 from lngen.compiler.emit import emit
-from lngen.compiler.ir import WIDE, M, Value, bits_of
+from lngen.compiler.ir import WIDE, M, Value, bits_of, is_of_set
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.problem import OVERLAP_ARCH
@@ -51,24 +51,24 @@ def run_plan(
 
     ``source`` (CUDA) or ``ptx`` replaces the emitted text; ``rows`` replaces the number of rows of the inputs.
     ``strides``: elements from row to row of an [M, D] tensor, default D; or, with strides=2, a pair: from the first of
-    ``inner`` rows to that of the next ``inner``, and from row to row. Of columns, elements from one to the next in a
-    given array; by default it is a new one, the base of the result. ``offset``: elements by which all pointers to rows,
-    or columns, are shifted from an aligned address. ``order`` is the seed of the order in which blocks run, 0 that of
-    their numbers; ``grid`` gives another grid: (x, y) of a kernel and the rows. ``stop``: end at the first finding.
-    ``times``: the number of calls, one after another on the same workspace; the results, which each call has to write,
-    are those of the last. ``alias``: tensors in the memory of another, each with the other's name and the number of its
-    elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of such an output that are never written cause
-    no finding; only the results show them. ``most``: segments of straight code that a batch of blocks runs before its
-    kernel counts as one that does not end, which is a finding; ``Traffic.segments`` has the number of a run.
-    From sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
+    ``inner`` rows to that of the next ``inner``, and from row to row; those of a set are inner rows. Of columns,
+    elements from one to the next in a given array; by default it is a new one, the base of the result. ``offset``:
+    elements by which all pointers to rows, or columns, are shifted from an aligned address. ``order`` is the seed of
+    the order in which blocks run, 0 that of their numbers; ``grid`` gives another grid: (x, y) of a kernel and the
+    rows. ``stop``: end at the first finding. ``times``: the number of calls, one after another on the same workspace;
+    the results, which each call has to write, are those of the last. ``alias``: tensors in the memory of another, each
+    with the other's name and the number of its elements before them: ``{"y": ("x", 0)}`` writes y over x. Elements of
+    such an output that are never written cause no finding; only the results show them. ``most``: segments of code
+    (``Traffic.segments`` of a run) that a batch of blocks runs before its kernel counts as one that does not end. From
+    sm_90 on every launch is programmatic: a kernel may start before the one before has ended, and has to wait.
     """
     text = source if source is not None else emit(plan)
     module = parse(ptx if ptx is not None else compile_ptx(text, arch, name=f"{plan.name}.cu", lines=True))
-    rows = rows if rows is not None else _rows(plan, inputs)
+    rows, inner = _lengths(plan, inputs, rows, inner)
     memory, reporter, traffic = GlobalMemory(), Reporter(text, stop, module.headers), Traffic()
     variables = place_globals(memory, module)  # first: with any number of rows a kernel is the same program
     tensors = Tensors(plan, inputs, rows, strides or {}, inner, offset, alias or {}, memory)
-    workspace = _workspace(plan, rows, memory)
+    workspace = _workspace(plan, rows, inner, memory)
 
     def launch(kernel: Kernel) -> Launch:
         entry = entry_of(module, kernel.name)
@@ -98,11 +98,18 @@ def _rows(plan: Plan, inputs: Mapping[str, Array]) -> int:
     return 0
 
 
-def _workspace(plan: Plan, rows: int, memory: GlobalMemory) -> dict[str, Allocation]:
+def _lengths(plan: Plan, inputs: Mapping[str, Array], rows: int | None, inner: int) -> tuple[int, int]:
+    """Rows, and those that are inner ones; of sets an input says how many there are."""
+    rows = _rows(plan, inputs) if rows is None else rows
+    sets = next((len(inputs[v.name]) for v in plan.inputs if is_of_set(v)), 0)
+    return rows, max(rows // sets, 1) if sets else inner
+
+
+def _workspace(plan: Plan, rows: int, inner: int, memory: GlobalMemory) -> dict[str, Allocation]:
     """The buffers of the workspace, which all calls share."""
     held = {}
     for b in plan.workspace:
-        size = (b.fixed + b.per_row * rows) * b.dtype.size
+        size = b.elements(rows, inner) * b.dtype.size
         held[b.name] = memory.add(Allocation(b.name, "workspace", size, b.dtype.size))
         if b.zeroed:
             held[b.name].zero()
@@ -143,6 +150,11 @@ def _report_gaps(tensors: Tensors, reporter: Reporter) -> None:
 WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the shadow of an element of n bytes
 
 
+def _is_strided(v: Value) -> bool:
+    """True for a tensor whose rows, or those of its sets, a caller places."""
+    return v.type.axes == WIDE or is_of_set(v)
+
+
 @dataclass(frozen=True)
 class Place:
     """The position of a tensor: its first element is ``begin`` bytes after the first of a buffer."""
@@ -172,12 +184,14 @@ class Tensors:
     ) -> None:
         self.plan, self.inputs, self.rows = plan, inputs, rows
         self.inner, self.offset = inner, offset
-        wide = (v.name for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE)
-        self.distances: dict[str, Distance] = {**dict.fromkeys(wide, plan.spec.d), **strides}
+        values = (*plan.inputs, *plan.outputs)
+        known: dict[str, Distance] = {v.name: plan.spec.d for v in values if v.type.axes == WIDE}
+        known |= {v.name: (plan.spec.d, 0) for v in values if is_of_set(v)}
+        self.distances = {**known, **strides}
         self.places = dict(self._placed(alias, memory))
 
     def rows_of(self, v: Value) -> Rows | None:
-        """Where the rows, or columns, of a tensor begin after its first element, in bytes; None without distances.
+        """Where the rows, columns or sets of a tensor begin after its first element, in bytes; None without distances.
 
         The columns of a new tensor have what is behind the rows.
         """
@@ -185,8 +199,11 @@ class Tensors:
         if v.type.by_columns:
             step, used = (row_argument(kind, self.rows, 1, distance) for kind in ("column_stride", "padded"))
             return Rows(self._shape(v)[0], used * size, (step * size,))
-        if v.type.axes != WIDE or not self.rows:
+        if not _is_strided(v) or not self.rows:
             return None
+        if is_of_set(v):
+            assert isinstance(distance, tuple)
+            return Rows(self.rows // self.inner, self.plan.spec.d * size, (size * distance[0],))
         pitches = tuple(size * n for n in reversed(distance)) if isinstance(distance, tuple) else (size * distance,)
         return Rows(self.rows, self.plan.spec.d * size, pitches, self.inner)
 
@@ -236,7 +253,7 @@ class Tensors:
         role = "output" if any(v in self.plan.outputs for v, _ in group) else "input"
         size = max(begin + self._size(v) for v, begin in group)
         item = min(v.type.dtype.size for v, _ in group)
-        if any(v.type.axes != WIDE and not v.type.by_columns for v, _ in group):
+        if not all(_is_strided(v) or v.type.by_columns for v, _ in group):
             return Allocation(name, role, size, item)
         first, _ = group[0]
         layouts = {(begin, self.distances.get(v.name, 0), v.type.dtype.size) for v, begin in group}
@@ -244,13 +261,15 @@ class Tensors:
             name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
         )
 
+    def _shape(self, v: Value) -> tuple[int, ...]:
+        if is_of_set(v):
+            return self.rows // self.inner, self.plan.spec.d
+        return v.type.shape(self.rows, self.plan.spec.d)
+
     def _size(self, v: Value) -> int:
         if rows := self.rows_of(v):
             return int(rows.ordered[-1]) + rows.used
         return int(np.prod(self._shape(v), dtype=np.int64)) * v.type.dtype.size
-
-    def _shape(self, v: Value) -> tuple[int, ...]:
-        return v.type.shape(self.rows, self.plan.spec.d)
 
     def _elements(self, v: Value, data: Array) -> tuple[Array, Any]:
         """An array on the bytes of a tensor's buffer (or of the buffer's shadow), and where the elements are in it."""

@@ -10,7 +10,7 @@ from fake_gpu import FakeGpu
 from family import Keys, gradients, results
 from lngen.compiler.graphs import GRAPHS, GraphBuilder
 from lngen.compiler.ir import D as FEATURES
-from lngen.compiler.ir import DType, Lengths, M
+from lngen.compiler.ir import DType, Lengths, M, sets_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import parse_spec
 from lngen.errors import ArrayError
@@ -31,7 +31,8 @@ def arrays_for(norm: Norm, seed: int = 1) -> tuple[dict[str, Array], tuple[Array
     """Inputs by name, and a cotangent of every output."""
     rng, forward = np.random.default_rng(seed), norm.spec().forward()
     outputs = norm.spec().definition.outputs(norm.spec().options)
-    sizes = Lengths({M: ROWS, FEATURES: norm.spec().d})
+    sets = sets_of(forward)
+    sizes = Lengths({M: ROWS, FEATURES: norm.spec().d, **({sets: 1} if sets else {})})
     inputs = {p.name: draw(rng, p, sizes, 0.5) for p in forward.params}
     return inputs, tuple(draw(rng, r, sizes, 0.3) for r in forward.results if r.name in outputs)
 
@@ -168,7 +169,7 @@ def test_the_dtype_of_the_gradients_of_weights(name: str) -> None:
     """With grad=f32 the sums as they are; rounded, they are the bits of the default."""
     plain, wide = step(norm_of(name, dtype="bf16"))[-1], step(norm_of(name, dtype="bf16", grad="f32"))[-1]
     for one, other in zip(plain, wide, strict=True):
-        assert other.dtype == (BF16 if one.ndim == 2 else F32)
+        assert other.dtype == (BF16 if one.shape == (ROWS, D) else F32)
         np.testing.assert_array_equal(one, other.astype(BF16))
 
 

@@ -19,7 +19,7 @@ class ColumnKernel:
     unroll         rows of a group that are loaded at a time
     leading        leading dimension of its partial sums, in numbers
     stored_bytes   bytes of these that a thread stores at a time
-    type           the layout of columns over threads
+    types          the layout of columns over threads, and how sets of rows are cut
     """
 
     groups: int
@@ -27,7 +27,7 @@ class ColumnKernel:
     unroll: int
     leading: int
     stored_bytes: int
-    type: str
+    types: tuple[str, ...]
 
     @property
     def evict_last(self) -> str:
@@ -98,6 +98,36 @@ class Finish:
         """C++: where the interleaved sums of some of the accumulators begin."""
         offset = sums[0].index * self.interleave * self.columns
         return f"totals_ + /* {sums[0].real}s */ {offset}" if offset else "totals_"
+
+
+@dataclass(frozen=True)
+class SetFinish:
+    """The end of column sums by sets of rows: the totals of each set, or of all sets, and their results.
+
+    cut           C++: how a set is cut into stretches, of which each has a row of partial sums
+    leading       leading dimension of these, in numbers
+    interleave    interleaved partial sums of a column, where they are many
+    handed        the totals of sets in the workspace
+    terms         of a sum over all sets: what a set adds
+    shared        numbers of shared memory
+    """
+
+    accumulators: tuple[Sum, ...]
+    statements: tuple[Statement, ...]
+    interleave: int
+    cut: str = ""
+    leading: int = 0
+    handed: tuple[str, ...] = ()
+    terms: tuple[Statement, ...] = ()
+    shared: int = 0
+
+
+def set_spelling(values: Iterable[Value]) -> Spelling:
+    """A thread has one column of a set: of the [N, D] and [D] inputs ``values``, from memory, and of each result."""
+    place = "{0}_ptr_[set_ * {0}_outer_ + col_]"
+    known = {v: f"{v.name}_ptr_[col_]" if v.type.axes == (D,) else place.format(v.name) for v in values}
+    inputs = Inputs({v: text for v, text in known.items() if v.type.axes}, place="col_")
+    return Spelling(inputs, store=place, partial="{}_strands_[s_]")
 
 
 def column_sum_spelling(graph: Graph) -> Spelling:

@@ -9,10 +9,11 @@ from lngen.compiler.problem.footprint import (
     column_threads,
     exchanged_values,
     groups_of_a_block,
-    partial_rows,
+    row_blocks,
     scratch_numbers,
     stage_bytes,
 )
+from lngen.rules import Stretch
 
 
 def row_types(s: Schedule, p: Problem, exact: bool) -> tuple[str, ...]:
@@ -37,18 +38,34 @@ def _types(s: Schedule, p: Problem, exact: bool) -> list[tuple[str, str]]:
         acquire = "AcquireAll" if p.column_sums and not s.acquire_shared else "AcquireShared"
         values = exchanged_values(s, p) // s.cluster
         types.append(("Exchange", f"ClusterExchange<Row, {real(p)}, /* values */ {values}, {acquire}>"))
-    return [*types, ("Stream", _stream(s, p))]
+    return [*types, *([("Cut", cut_type(p.stretch))] if p.stretch and p.column_sums else []), ("Stream", _stream(s, p))]
+
+
+def cut_type(stretch: Stretch) -> str:
+    """How sets of rows are cut into stretches."""
+    return _template("Stretch", **stretch._asdict())
 
 
 def _stream(s: Schedule, p: Problem) -> str:
-    grid = partial_rows(s, p) if p.column_sums else s.grid
+    grid = row_blocks(s, p) if p.column_sums else s.grid
+    ring = {"grid": grid, "stages": s.stages, "stage_bytes": stage_bytes(s, p)}
+    if p.stretch and p.column_sums and s.form != "multipass":
+        return _stretch_stream(s, ring)
     if s.form not in STAGED:
         return _template("StaticRows", "Row", grid=grid) if p.column_sums and s.form == "registers" else "OneRow<Row>"
-    ring = {"grid": grid, "stages": s.stages, "stage_bytes": stage_bytes(s, p)}
     if s.form == "cp_async":
         return _template("CpAsyncStream", "Row", **ring)
     name = "ClusterDynamicTmaStream" if s.broadcast else "DynamicTmaStream" if s.dynamic else "TmaStream"
     return _template(name, "Row", **ring, early_release=str(s.early_release).lower())
+
+
+def _stretch_stream(s: Schedule, ring: dict[str, int]) -> str:
+    if s.form == "registers":
+        return f"StretchRows<Row, /* grid */ {ring['grid']}, Cut>"
+    if s.form == "cp_async":
+        return _template("StretchCpAsyncStream", "Row", **ring).replace(">", ", Cut>")
+    stream = _template("StretchTmaStream", "Row", **ring, early_release=str(s.early_release).lower())
+    return stream.replace(">", ", Cut>")
 
 
 def _template(name: str, *types: str, **values: int | str) -> str:
@@ -74,7 +91,7 @@ def row_objects(s: Schedule, p: Problem, shared_sums: int, of_vectors: Iterable[
         lines += ["Reduce reduce_;"]
     if exchanged_values(s, p):
         lines += ["__shared__ Exchange::Buffers exchange_buffers_;", "Exchange exchange_{exchange_buffers_};"]
-    arguments = ["rows_"]
+    arguments = ["rows_", *["inner_"] * (p.stretch is not None and p.column_sums > 0)]
     if s.form in STAGED:
         arguments.append("ring_")
     if s.form in ("tma", "tma_unaligned"):
@@ -90,8 +107,12 @@ def real(p: Problem) -> str:
     return "double" if p.real_size == 8 else "float"
 
 
-def column_type(s: Schedule, p: Problem) -> str:
-    """The layout of the kernel that only adds columns."""
+def column_types(s: Schedule, p: Problem) -> tuple[str, ...]:
+    """The types of the kernel that only adds columns, one line each."""
+    return (_column_type(s, p), *([f"using Cut = {cut_type(p.stretch)};"] if p.stretch else []))
+
+
+def _column_type(s: Schedule, p: Problem) -> str:
     threads, groups = column_threads(s, p), groups_of_a_block(s, p)
     vector = f"/* vector */ {p.chunk}, /* access */ {s.vec}"
     if groups == 1:

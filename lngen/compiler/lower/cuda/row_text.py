@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_segment_sum
+from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_of_set, is_segment_sum
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, functor, taken
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, functor, taken
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
     leading_dimension,
     partial_values,
+    stage_bytes,
     stay_packed,
     unit,
     vectors_per_thread,
@@ -105,6 +106,35 @@ class RowKernel:
         return self.staged or (self.schedule.form == "registers" and self.problem.column_sums > 0)
 
     @property
+    def by_stretches(self) -> bool:
+        """True if a block takes stretches of the rows of sets, and stores a partial row for each."""
+        return self.problem.stretch is not None and self.problem.column_sums > 0
+
+    @property
+    def first_row(self) -> str:
+        """C++: the first row of a row group of a persistent grid, for the prefetch."""
+        return (
+            "stream_.following()"
+            if self.by_stretches
+            else ("static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group()")
+        )
+
+    @property
+    def has_rows(self) -> str:
+        """C++: true if a block of a persistent grid has rows."""
+        return "group_first_ < rows_" if self.by_stretches else "stream_.block_first_row < rows_"
+
+    @property
+    def first_or_last(self) -> str:
+        """C++: the first row of a row group, or the last row."""
+        return "group_first_" if self.by_stretches else "stream_.row_or_last(group_first_)"
+
+    @property
+    def next_row(self) -> str:
+        """C++: the next row of a row group, or the last row."""
+        return "stream_.following()" if self.by_stretches else "stream_.row_or_last(stream_.row + stream_.STEP)"
+
+    @property
     def exchange(self) -> bool:
         """True if the blocks of a cluster exchange values."""
         return exchanged_values(self.schedule, self.problem) > 0
@@ -169,6 +199,11 @@ class RowKernel:
         return f"stream_.has_row() && Row::thread() == 0{first}"
 
     @property
+    def ring_bytes(self) -> int:
+        """Bytes of the stages, behind which the column sums of a stretch are."""
+        return self.schedule.stages * self.schedule.rows_per_block * stage_bytes(self.schedule, self.problem)
+
+    @property
     def unit(self) -> int:
         """Column sums that are moved together."""
         return unit(self.problem)
@@ -180,7 +215,8 @@ class RowKernel:
 
     def partials(self, column_sum: Sum) -> str:
         """C++: the block's row of partial sums of a column sum."""
-        offset = f"static_cast<long long>(Row::grid_index()) * /* leading */ {leading_dimension(self.problem)}"
+        number = "stream_.number" if self.by_stretches else "static_cast<long long>(Row::grid_index())"
+        offset = f"{number} * /* leading */ {leading_dimension(self.problem)}"
         return f"{column_sum.partials} + {offset}"
 
     def store_partial(self, column_sum: Sum) -> str:
@@ -245,8 +281,12 @@ class RowKernel:
         start = f"stream_.shared<{place.ctype}>(/* byte */ {place.offset})"
         if self.schedule.form != "tma_unaligned":
             return start
-        row = "stream_.row" if self.schedule.dynamic else "stream_.row_or_last(stream_.row)"
-        return f"{start} + misalignment({self.address(place.name, row)})"
+        return f"{start} + misalignment({self.address(place.name, self.current_row)})"
+
+    @property
+    def current_row(self) -> str:
+        """C++: the row of a row group in a persistent grid; past the last row, the last one."""
+        return "stream_.row" if self.schedule.dynamic else "stream_.row_or_last(stream_.row)"
 
 
 def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
@@ -283,7 +323,7 @@ def _access(v: Value, row: RowKernel) -> tuple[str, str]:
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
-    if v.type.axes == WIDE or not s.cached_weights:
+    if v.type.axes == WIDE or is_of_set(v) or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
     if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
         return f"{name}[i_]", f"const auto {name} = packed({v.name}_cached_[v_]);"
@@ -296,7 +336,8 @@ def _read(v: Value, row: RowKernel) -> str:
         return f"load<Row, PlainLoad>({v.name}_shared_, v_)"
     if v.type.axes == WIDE:
         return f"load<Row, {row.load}>({row.address(v.name, 'stream_.row')}, v_)"
-    return f"load<Row, {row.column_load}>({v.name}_ptr_, v_)"
+    where = address_of_set(v.name) if is_of_set(v) else f"{v.name}_ptr_"
+    return f"load<Row, {row.column_load}>({where}, v_)"
 
 
 def _call(row: RowKernel, eqn: Eqn) -> str:

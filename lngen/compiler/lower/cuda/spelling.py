@@ -18,6 +18,7 @@ from lngen.compiler.ir import (
     ctype,
     is_column_fold,
     is_join,
+    is_over_sets,
     is_segment_size,
     is_segment_sum,
     print_eqn,
@@ -119,6 +120,11 @@ def address(name: str, row: str, strides: int) -> str:
     return f"row_of({name}_ptr_, place_, {name}_outer_, {name}_stride_)"
 
 
+def address_of_set(name: str) -> str:
+    """C++: the address of the features of a row's set; sets are the inner rows at two distances."""
+    return f"{name}_ptr_ + place_.quotient * {name}_outer_"
+
+
 def declaration(argument: Argument) -> str:
     """An argument in a kernel's signature."""
     if argument.kind in ROW_KINDS:
@@ -176,13 +182,18 @@ class Spelling:
 
     def added(self, eqn: Eqn) -> tuple[str, str]:
         """The condition before a term of a partial reduction, and to what it is added."""
-        if is_column_fold(eqn):
+        if _adds_columns(eqn):
             return self.partial_when, self.partial.format(eqn.out.name)
         return self.held_when, f"{eqn.out.name}_acc_"
 
     def taken(self, eqn: Eqn) -> Statement:
         """The statement that takes the number of a row into a maximum over all rows."""
         return _term(eqn, self.inputs, self.partial_when, f"{eqn.out.name}_acc_")
+
+
+def _adds_columns(eqn: Eqn) -> bool:
+    """True for a sum over rows, or over sets of rows, of each column."""
+    return is_column_fold(eqn) or is_over_sets(eqn)
 
 
 def phase_texts(graph: Graph, placed: Nest, spelling: Spelling) -> tuple[PhaseText, ...]:
@@ -198,8 +209,8 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
         loop=_loop(loop, s, s.added) if loop else None,
         outputs=_outputs(loop, s) if loop else (),
         of_blocks=tensors(loop.of_blocks if loop else ()),
-        accumulators=named(filter(is_column_fold, partial)),
-        maxima=named(e for e in partial if not is_column_fold(e)),
+        accumulators=named(filter(_adds_columns, partial)),
+        maxima=named(e for e in partial if not _adds_columns(e)),
         reduces=tuple(_reduce(fold, s) for fold in found.folds),
         after=tuple(_after(graph, e, found.number, s) for e in found.after),
         row_outputs=tensors(found.stores),

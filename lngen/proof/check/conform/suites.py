@@ -261,6 +261,8 @@ class GraphSuite(Calls):
         self.weights = tuple(
             n for n in self._given if n in floats and self.type_of(n).axes == (D,) and n not in self.positive
         )
+        if spec.by_sets:
+            raise SpecError(f"conform has no cases with sets of rows, which '{spec}' takes; try lngen check {spec}")
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
 
