@@ -4,7 +4,7 @@
     rms_norm_quant, dequantise, ...      norms with results of 8 bits (``quantised_norms``)
     function                             any graph as such a function (``any_graph``)
     cross_entropy, CrossEntropyLoss, ... the loss of class indices, also in shards (``losses``)
-    LayerNorm, RMSNorm                   torch.nn's modules and state dicts (``modules``)
+    LayerNorm, RMSNorm, AdaLayerNorm     torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     fuse                                 sums and the norms that read them as one operator (``fused_sums``)
     FusePass                             that for Inductor; torch.compile's backend ``lngen`` (``compile_backend``)
@@ -23,7 +23,7 @@ from lngen.torch.any_graph import function
 from lngen.torch.extension import use_extension
 from lngen.torch.graph_ops import decompositions
 from lngen.torch.losses import CrossEntropyLoss, cross_entropy, cross_entropy_join, cross_entropy_shard
-from lngen.torch.modules import LayerNorm, RMSNorm
+from lngen.torch.modules import AdaLayerNorm, AdaRMSNorm, LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
 from lngen.torch.quantised_norms import (
     add_layer_norm_quant,
@@ -33,6 +33,8 @@ from lngen.torch.quantised_norms import (
     rms_norm_quant,
 )
 from lngen.torch.torch_functions import (
+    ada_layer_norm,
+    ada_rms_norm,
     add_layer_norm,
     add_rms_norm,
     dyt,
@@ -52,11 +54,15 @@ if TYPE_CHECKING:
     from lngen.torch.fused_sums import fuse
 
 __all__ = [
+    "AdaLayerNorm",
+    "AdaRMSNorm",
     "CrossEntropyLoss",
     "FusePass",
     "LayerNorm",
     "Patched",
     "RMSNorm",
+    "ada_layer_norm",
+    "ada_rms_norm",
     "add_layer_norm",
     "add_layer_norm_quant",
     "add_rms_norm",

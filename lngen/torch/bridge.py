@@ -13,6 +13,7 @@ import torch
 
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, LngenError
+from lngen.launch.array_rules import Sets
 from lngen.launch.direct import TO_TORCH
 from lngen.launch.runtime.direction import Call
 from lngen.launch.signature import Tensor
@@ -91,20 +92,37 @@ def side(text: str) -> Side:
     return Side(spec, call, tuple(t.name for t in call.inputs), bool(call.signature.numbers), call.signature.held)
 
 
-def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """The leading dimensions of a call; TorchError for a tensor whose shape does not fit."""
+def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], Sets | None]:
+    """The leading dimensions of a call, and its sets of rows; TorchError for a tensor whose shape does not fit."""
     call, d = one.call, one.spec.d
     try:
         lead = call.lead([t.shape for t in tensors])
+        sets = Sets.among([(v, t.shape) for v, t in zip(call.inputs, tensors, strict=True)], lead, d)
     except ArrayError as error:
         raise TorchError(str(error)) from error
     for value, tensor in zip(call.inputs, tensors, strict=True):
-        if tensor.shape != (expected := value.shape(lead, d)):
+        if not value.of_sets and tensor.shape != (expected := value.shape(lead, d)):
             raise TorchError(
                 f"'{value.name}' is expected to have shape {list(expected)}, got {list(tensor.shape)}; leading "
                 f"dimensions are those of '{call.inputs[call.leader].name}'."
             )
-    return lead
+    return lead, sets
+
+
+def _shape(value: Tensor, lead: tuple[int, ...], sets: Sets | None, d: int) -> tuple[int, ...]:
+    return value.shape(lead, d, sets.lead if sets else 0)
+
+
+def _flat(tensor: torch.Tensor, value: Tensor, rows: int, d: int) -> torch.Tensor:
+    """A tensor with its rows in one dimension, whose elements are neighbours."""
+    tensor = tensor.detach().reshape(value.shape(rows, d))
+    return tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _in_sets(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of a call that has sets of rows, whose dimensions say what a set is: its rows lie at two distances."""
+    tensor = tensor.detach()
+    return tensor if tensor.dim() <= 3 and tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def run(
@@ -114,24 +132,25 @@ def run(
 
     Rows may lie anywhere. TorchError for shapes that do not fit, ArrayError for what kernels cannot write to.
     """
-    d, lead = one.spec.d, leading_of(one, tensors)
-    flat: list[Any] = []
-    for tensor, value in zip(tensors, one.call.inputs, strict=True):
-        tensor = tensor.detach().reshape(value.shape(math.prod(lead), d))
-        flat.append(tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous())
+    d, (lead, sets) = one.spec.d, leading_of(one, tensors)
+    flat: list[Any] = [
+        _in_sets(tensor) if sets and value.axes else _flat(tensor, value, math.prod(lead), d)
+        for tensor, value in zip(tensors, one.call.inputs, strict=True)
+    ]
     written: list[Any] = [t if t is None else t.detach() for t in out]
     if flat[0].device.type == "cpu":
         one.call.compilation.warn()
         flat, written = [_to_numpy(t) for t in flat], [t if t is None else _to_numpy(t) for t in written]
     values = one.call.values(eps if one.takes_eps else None)
     results, _ = one.call(one.call.arrange(flat, {}), tuple(written) or None, values)
-    return [_to_torch(r, v.shape(lead, d)) for r, v in zip(results, one.results, strict=True)]
+    return [_to_torch(r, _shape(v, lead, sets, d)) for r, v in zip(results, one.results, strict=True)]
 
 
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
     """Results without content, for tensors that have none."""
-    lead = leading_of(one, tensors)
-    layouts = [(v.shape(lead, one.spec.d), v.strides(lead, one.spec.d), TO_TORCH[v.dtype]) for v in one.results]
+    d, (lead, sets) = one.spec.d, leading_of(one, tensors)
+    own = sets.lead if sets else 0
+    layouts = [(v.shape(lead, d, own), v.strides(lead, d, own), TO_TORCH[v.dtype]) for v in one.results]
     return [tensors[0].new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
 
 

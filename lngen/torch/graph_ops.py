@@ -19,8 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from lngen.compiler.graphs import GRAPHS, Definition, Options
-from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value
-from lngen.compiler.ir.places import downstream
+from lngen.compiler.ir import RUN, WIDE, ByValue, DType, M, Value, is_of_set
+from lngen.compiler.ir.places import downstream, upstream
 from lngen.compiler.ir.type_rules import INDICES
 from lngen.compiler.spec import Spec, make_spec
 from lngen.dtypes import FLOATS, QUANTISED
@@ -68,7 +68,8 @@ class GraphOps:
         if whole:
             switches = [(name, True) for name, o in plain.declared.items() if o.default is False and not o.of_forward]
             added = [(n, on) for n, on in switches if n in {p.name for p in _asked(definition, options, (n, on))}]
-            full = definition.builder(replace(options, chosen=(*options.chosen, *added)))
+            options = replace(options, chosen=(*options.chosen, *added))
+            full = definition.builder(options)
         self.takes_eps = plain.takes_eps
         types = {p.name: p.type for p in full.params if not isinstance(p, ByValue)}
         rules = [rule for rule in RULES if whole and {key for key, _ in rule} <= {*self.defaults}]
@@ -79,7 +80,7 @@ class GraphOps:
         self.whole = {name: t.dtype for name, t in types.items() if t.dtype not in FLOATS}
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
         self.optional = {name for name in types if whole and isinstance(self.defaults.get(name), bool)}
-        self.outputs = [v.name for v in plain.results]
+        self.outputs = [v.name for v in full.results]
         self.taken = [*(f"d{name}" for name in self.outputs), *types, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
         tensors = ", ".join(
@@ -166,13 +167,15 @@ class GraphOps:
         ctx.mark_non_differentiable(*[t for r, t in zip(forward.results, output, strict=True) if r.name not in passing])
         ctx.set_materialize_grads(False)
         wrt = [name for name, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
+        wrt = reached(forward.spec, wrt, passing)
         ctx.lngen = forward, keyword_only_inputs.get("eps", 0.0), wrt
         whole = side(backward_text(forward.spec, wrt, passing))
         known = {
             **dict(zip(self.inputs, inputs, strict=True)),
             **dict(zip((r.name for r in forward.results), output, strict=True)),
         }
-        ctx.names = [name for name in whole.names if name in known]
+        of_sets = [p.name for p in forward.spec.forward().tensors if is_of_set(p)]  # one may say how many there are
+        ctx.names = [name for name in dict.fromkeys((*whole.names, *of_sets)) if name in known]
         ctx.save_for_backward(*[known[name] for name in ctx.names])
 
     @torch._disable_dynamo  # type: ignore[untyped-decorator]
@@ -189,7 +192,11 @@ class GraphOps:
         given = {f"d{n}": ct for n, ct in zip(outputs, cotangents[: len(outputs)], strict=True) if ct is not None}
         if not given:
             return (None,) * len(self.inputs)
-        one = side(backward_text(forward.spec, wrt, [name for name in outputs if f"d{name}" in given]))
+        of = [name for name in outputs if f"d{name}" in given]
+        wrt = reached(forward.spec, wrt, of)
+        if not wrt:
+            return (None,) * len(self.inputs)
+        one = side(backward_text(forward.spec, wrt, of))
         known = {**given, **saved}
         if any(torch._C._functorch.is_legacy_batchedtensor(ct) for ct in given.values()):  # is_grads_batched
             results: Sequence[Any] = composed(one.spec, known, [r.name for r in one.results], eps)
@@ -267,6 +274,18 @@ def passing_of(spec: Spec) -> tuple[str, ...]:
     return found
 
 
+def reached(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> list[str]:
+    """The inputs to differentiate by; of a graph with sets of rows without those that no cotangent reaches.
+
+    Their gradients would be zeros for each set, and no input may say how many there are.
+    """
+    if not forward.by_sets:
+        return [*wrt]
+    graph = forward.forward()
+    found = {v.name for v in upstream(graph.eqns, [r for r in graph.results if r.name in of])}
+    return [name for name in wrt if name in found]
+
+
 def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
     """The spec of the backward that has gradients of ``wrt`` for cotangents of ``of``.
 
@@ -300,13 +319,15 @@ def composed(
         )
     rows = [(p.type.axes, tensors[p.name].shape) for p in graph.tensors if M in p.type.axes]
     lead, d = next(tuple(shape[: len(shape) - len(axes) + 1]) for axes, shape in rows), spec.d
+    sets = next((tuple(tensors[p.name].shape[:-1]) for p in graph.tensors if is_of_set(p)), ())
     given: dict[Value, torch.Tensor] = {}
     for p in graph.tensors:
-        shape = (-1, d) if p.type.axes == WIDE else (-1,) * len(p.type.axes)
+        shape = (-1, d) if p.type.axes == WIDE or is_of_set(p) else (-1,) * len(p.type.axes)
         given[p] = tensors[p.name].reshape(shape)
     results = [r for name in wanted for r in graph.results if r.name == name]
     found = evaluate(graph, given, results, eps)
-    return tuple(t.reshape(r.type.shape(lead, d)) for t, r in zip(found, results, strict=True))
+    shapes = ((*sets, d) if is_of_set(r) else r.type.shape(lead, d) for r in results)
+    return tuple(t.reshape(shape) for t, shape in zip(found, shapes, strict=True))
 
 
 def _define(schema: str, kernel: Callable[..., list[torch.Tensor]]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lngen.compiler.ir import M
 from lngen.launch import direct
 from lngen.launch.array_call import ArrayCall
 from lngen.torch.bridge import side, text_of
@@ -44,8 +45,10 @@ class Direct(direct.Direct):
     ) -> Sequence[Tensor] | None:
         """The outputs of the first call of its kind; None if it has to go the dispatcher's way.
 
-        The dispatcher knows of results that differ in having a gradient, and of saved ones without rows.
+        The dispatcher knows of results that differ in having a gradient, of saved ones without rows, and of sets.
         """
+        if any(M not in axes and len(axes) > 1 for axes in ops.axes.values()):
+            return None
         if any(t is not None and t.requires_grad for t in tensors):
             given = dict(zip(self.names, tensors, strict=True))
             found = ops.side([given.get(name) for name in ops.inputs], keys)

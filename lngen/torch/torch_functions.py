@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lngen.compiler.spec import make_spec
-from lngen.torch.bridge import TorchError, TorchTypeError, TorchValueError, constant
+from lngen.torch.bridge import FROM_TORCH, TorchError, TorchTypeError, TorchValueError, constant
 from lngen.torch.given import CALLED, check_tensors, fitted
 from lngen.torch.graph_ops import OPS, GraphOps, composed
 from lngen.torch.graph_way import Direct
@@ -37,6 +37,7 @@ LAYER_NORM_ACT = Direct("layernorm_act", LAYER, ("act",))
 RMS_NORM_ACT = Direct("rmsnorm_act", LAYER[:2], ("act",))
 DYT = Direct("dyt", ("x", "alpha", "gamma", "beta"))
 L2_NORM = Direct("l2norm", ("x",), ("guard",))
+ADA_LAYER_NORM, ADA_RMS_NORM = "ada_layernorm", "ada_rmsnorm"
 SOFTMAX, LOG_SOFTMAX = Direct("softmax", ("x",)), Direct("log_softmax", ("x",))
 
 
@@ -175,6 +176,55 @@ def rms_norm_act(
 ) -> Tensor:
     """``act(rms_norm(input))``; ``act`` as of ``layer_norm_act``."""
     return norm(RMS_NORM_ACT, normalized_shape, (input, weight, None), eps, (act,))[0]
+
+
+def ada_layer_norm(
+    x: Tensor,
+    shift: Tensor,
+    scale: Tensor,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Any:
+    """``layer_norm(h) * (1 + scale) + shift`` over the last dimension, h = residual + gate * x, or x itself.
+
+    ``shift``, ``scale`` and ``gate`` are of a sample, [B, D], [B, 1, D] or [B, F, 1, D] beside x of [B, T, D] or
+    [B, F, T, D], or of a row, [B, T, D]; all of one dtype, which may be another than x's. The result is y; with a
+    ``residual`` or a ``gate`` it is ``y, h``. RuntimeError for shapes, dtypes and devices that do not fit.
+    """
+    return _modulated(ADA_LAYER_NORM, (x, shift, scale, gate, residual, weight, bias), eps)
+
+
+def ada_rms_norm(
+    x: Tensor,
+    shift: Tensor | None,
+    scale: Tensor,
+    gate: Tensor | None = None,
+    residual: Tensor | None = None,
+    weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Any:
+    """``rms_norm(h) * (1 + scale) + shift``; the rest as of ``ada_layer_norm``. ``shift`` may be None."""
+    return _modulated(ADA_RMS_NORM, (x, shift, scale, gate, residual, weight, None), eps)
+
+
+def _modulated(graph: str, tensors: Sequence[Tensor | None], eps: float) -> Any:
+    names = ("x", "shift", "scale", "gate", "residual", "gamma", "beta")
+    given = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
+    ops = OPS[graph]
+    check_tensors(graph, [(CALLED.get(n, n) if n != "x" else n, given.get(n)) for n in ("x", "scale", *given)])
+    x, scale = given["x"], given["scale"]
+    by_row = scale.dim() == x.dim() and scale.shape[:-1] == x.shape[:-1]
+    keys = {"modulation": "row"} if by_row else {}
+    own, weight = (FROM_TORCH.get(t.dtype) for t in (scale, given.get("gamma", scale)))
+    if own is not weight:
+        keys |= {"modulation_dtype": str(own), "weight": str(weight)}
+    outputs = ("y", "h") if "gate" in given or "residual" in given else ("y",)
+    text = ",".join(f"{key}={value}" for key, value in keys.items())
+    results = dispatched(ops, given, text, eps, outputs)
+    return results[0] if len(outputs) == 1 else (results[0], results[1])
 
 
 def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
