@@ -173,10 +173,10 @@ SPECS = {
     "heads": "rmsnorm:d=64,dtype=bf16,strides=2", "max": "l2norm:d=40,dtype=f32,guard=max,eps=run",
     "soft": "softmax:d=64,dtype=f32", "gated": "gated_rmsnorm:d=64,dtype=bf16", "added": "add_rmsnorm:d=64,dtype=f32",
     "blocks": "block_scaled:d=512,dtype=bf16", "class": "class_loss:d=96,dtype=bf16",
-    "index": "cross_entropy:d=64,dtype=bf16,target=index,reduction=mean",
     "quantised": "quantised:d=512,dtype=bf16", "scaled": "add_rmsnorm:d=64,dtype=f32,quant=int8,scales=tensor,y=yes",
     "columns": "rmsnorm:d=512,dtype=bf16,quant=e5m2,scales=block,block_size=32,scale_layout=columns,save=none",
     "dx": "rmsnorm:d=256,dtype=bf16", "dx_blocks": "layernorm:d=256,dtype=f16",
+    "index": "cross_entropy:d=64,dtype=bf16,target=index,reduction=mean",
 }  # fmt: skip
 NO_BACKWARD = ("blocks", "class", "quantised", "scaled", "columns")
 OF_BACKWARD = {"added": ",accumulate=gamma", "dx": ",dx_quant=e5m2", "dx_blocks": ",dx_quant=e4m3,dx_scales=block"}
