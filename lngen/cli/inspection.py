@@ -13,7 +13,7 @@ from lngen.cli.output import AnyPath, Output, note, output_options, stage_option
 from lngen.cli.shared_options import arch_option, device_option, one_arch, rows_option, schedule_option, target
 from lngen.compiler.compile import Compilation, KernelSet, spill_text
 from lngen.compiler.graphs import GRAPHS, Chosen, Definition, Option, Options
-from lngen.compiler.ir import FUNCTIONS, ORDERS, DType, Value
+from lngen.compiler.ir import FUNCTIONS, ORDERS, DType, Value, is_of_set
 from lngen.compiler.lower import Plan
 from lngen.compiler.problem import check_arch, parse_schedule
 from lngen.compiler.spec import SAVES, parse_spec
@@ -66,6 +66,7 @@ def _described(definition: Definition) -> dict[str, Any]:
     results = [v.name for v in built.results]
     moved = definition.builder(replace(_OPTIONS, chosen=everything, out=DType.BF16)).results
     by_out = [v.name for v, other in zip(built.results, moved, strict=True) if v.type.dtype is not other.type.dtype]
+    near = "2" if any(map(is_of_set, built.params)) else "1"  # rows of a set are inner rows
     keys = {
         "d": ("required", "features per row"),
         "dtype": ("f32", f"of inputs and gradients with rows: {dtypes}"),
@@ -82,7 +83,10 @@ def _described(definition: Definition) -> dict[str, Any]:
         "accumulate": ("none", "bwd only, the inputs whose gradient is added to an array, in the compute dtype"),
         "order": (ORDERS[0], f"version of the rule that orders the sums; part of the result: {' '.join(ORDERS)}"),
         "functions": (FUNCTIONS[0], f"version of the functions' equations; part of the result: {' '.join(FUNCTIONS)}"),
-        "strides": ("1", "distances between rows: 2 for the heads of a packed projection, in place; changes no bit"),
+        "strides": (
+            near,
+            "distances between rows: 2 for the heads of a packed projection, in place; changes no bit",
+        ),
         "blocks": ("the same on every GPU", "bwd only, blocks that share the rows of column sums; part of the result"),
         "stretch": ("by the rows of a set", "bwd only, rows of a set that a partial sum has; part of the result"),
     }

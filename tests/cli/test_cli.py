@@ -197,7 +197,7 @@ def test_list_names_every_graph_input_and_key() -> None:
         # The defaults that are shown are the defaults that hold.
         shown = {k["key"]: k["default"] for k in graph["keys"]}
         assert {"d", "dtype", "weight", "save", "wrt", "of", "grad", "accumulate"} <= shown.keys()
-        others = ("d", "wrt", "of", "weight", "out", "blocks", "grad", "accumulate", "dx_quant", "dx_scales")
+        others = ("d", "wrt", "of", "weight", "out", "blocks", "stretch", "grad", "accumulate", "dx_quant", "dx_scales")
         keys = ",".join(f"{k}={v}" for k, v in shown.items() if k not in others and v != "required")
         assert parse_spec(f"{graph['name']}.fwd:d=8,{keys}") == spec
         roles = {o["name"]: o["type"].partition("[")[0] for o in graph["outputs"]}

@@ -155,7 +155,7 @@ def test_a_jagged_tensor_is_that_of_its_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("weight", ["colscale", "beta"])
-@pytest.mark.parametrize("name", [n for n in OPS if "parallel" not in n])
+@pytest.mark.parametrize("name", [n for n in OPS if "parallel" not in n and "ada_" not in n])
 def test_each_weight_alone_may_be_wider_than_the_rows(name: str, weight: str) -> None:
     """Also one that is absent by default."""
     ops = OPS[name]

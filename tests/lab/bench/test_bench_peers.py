@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 FUNCTIONS = {
     name: "rms_norm" if "rmsnorm" in name else "layer_norm" if "layernorm" in name else name
     for name in GRAPHS
-    if name not in ("l2norm", "dyt")
+    if name not in ("l2norm", "dyt", "ada_layernorm", "ada_rmsnorm")
 } | {"cross_entropy:target=index": "cross_entropy"}
 
 
