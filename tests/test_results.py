@@ -10,10 +10,12 @@ from lngen.lab.bench.records import Record, geometric_mean
 from lngen.lab.bench.store import Saved, read_json
 from paths import ROOT
 
-PAGES = ("README.md", "lngen/docs/results.md", "lngen/docs/quantised.md")
-README, RESULTS, QUANTISED = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
+TOPICS = ("results", "quantised", "cross_entropy", "modulated")
+PAGES = ("README.md", *(f"lngen/docs/{name}.md" for name in TOPICS))
+README, RESULTS, QUANTISED, LOSSES, MODULATED = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
 NORMS, OTHERS, FAMILY, FEW = "h100-norms", "h100-norms-f16-f32", "h100-family", "h100-few-rows"
 SHOWN = {"torch": "torch", "compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
+OTHER_PEERS = {"flashinfer": "FlashInfer", "flashinfer-pdl": "FlashInfer PDL"}
 GRAPHS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 DIRECTIONS = {"forward": "fwd", "backward": "bwd"}
 BOTH = [{"graph": graph, "direction": direction} for graph in GRAPHS.values() for direction in DIRECTIONS.values()]
@@ -59,7 +61,7 @@ def kernel(name: str, shape: str) -> list[str]:
 
 def told(r: Record) -> str:
     assert r.ratio is not None
-    return f"{r.ratio:.2f} {SHOWN[r.best_peer]}"
+    return f"{r.ratio:.2f} {(SHOWN | OTHER_PEERS)[r.best_peer]}"
 
 
 def shape(text: str) -> list[str]:
@@ -101,6 +103,17 @@ def quantised(graph: str) -> list[str]:
     return [f"{r.fraction:.2f}{f'; {told(r)}' if r.best_peer else ''}" for r in found]
 
 
+def of_losses(graph: str) -> list[str]:
+    found = [records("h100-losses", graph=graph, rows=m, provider="lngen")[0] for m in (8192, 4096)]
+    return [f"{r.fraction:.2f}; {told(r)}" for r in found]
+
+
+def modulated(what: str) -> list[str]:
+    graph, direction = what.rsplit(", ", 1)
+    wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
+    return [f"{r.fraction:.2f}; {told(r)}" for m in (32768, 8192) for r in records("h100-modulated", **wanted, rows=m)]
+
+
 def few_quantised(graph: str, d: str) -> list[str]:
     wanted = {"graph": graph, "d": int(d), "kind": "in turn", "provider": "lngen"}
     return [f"{records('h100-quantised-few-rows', **wanted, rows=m)[0].us_median:.2f}" for m in (1, 16, 64, 128, 256)]
@@ -119,6 +132,8 @@ TABLES: dict[str, tuple[str, str, int, Callable[..., list[str]]]] = {
     "few rows": (README, "graph | in turn", 3, lambda graph: few(graph, WAYS[0], *WAYS[2:])),
     "all of few rows": (RESULTS, "graph | in turn", 3, lambda graph: few(graph, *WAYS, ahead=True)),
     "quantised": (QUANTISED, "graph and keys | 16384", 11, quantised),
+    "losses": (LOSSES, "graph and keys, forward", 2, of_losses),
+    "modulated": (MODULATED, "graph and keys, direction", 3, modulated),
     "few quantised rows": (QUANTISED, "graph and keys, rows | D", 10, few_quantised),
     "host times": (RESULTS, "call | LayerNorm", len(CALLS), lambda call: [
         f"{h.us_median:.1f}" for h in saved(NORMS).host if (h.call, h.arrays) == CALLS[call]

@@ -124,8 +124,9 @@ class GraphOps:
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
         options |= {key: present[n] for n, key in own.items() if present[n] is not dtype}
         options |= {"eps": RUN} if self.takes_eps else {}
-        weights = [t for n, t in present.items() if M not in self.axes[n] and n not in (*self.whole, *self.numbers)]
-        options |= {"weight": weights[0]} if weights else {}
+        weights = [n for n in present if M not in self.axes[n] and n not in (*self.whole, *self.numbers)]
+        weights.sort(key=lambda n: len(self.axes[n]) > 1)  # those of sets may have a dtype of their own
+        options |= {"weight": present[weights[0]]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
         try:
             spec = make_spec(self.definition, "fwd", options)
