@@ -85,7 +85,9 @@ def functions(b: GraphBuilder) -> None:
 
 OWN = (Definition("peak_scale", peak_scale), Definition("add_norm", add_norm))
 NORMS = ("layernorm", "rmsnorm")
-GRAPHS_BY_NAME = {**GRAPHS, **{d.name: d for d in (*OWN, Definition("functions", functions))}}
+# The order of sums over the rows of sets is not frozen yet.
+FROZEN = {name: d for name, d in GRAPHS.items() if not name.startswith("ada_")}
+GRAPHS_BY_NAME = {**FROZEN, **{d.name: d for d in (*OWN, Definition("functions", functions))}}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lngen.compiler.ir import SUMS, Builder, Eqn, Graph, Value, is_column_fold, is_of_set, is_set_fold, sets_of
+from lngen.compiler.ir import SUMS, Axis, Builder, Eqn, Graph, M, Value, is_column_fold, is_set_fold, sets_of
 from lngen.compiler.passes.edit import cse
 
 
@@ -23,8 +23,9 @@ def by_sets(graph: Graph) -> Graph:
         return graph
     b, producer = Builder(graph.name, params=graph.params, eqns=()), graph.producers()
     for eqn in graph.eqns:
-        rest, factor = _split(b, eqn.args[0], producer) if eqn.op in SUMS and is_column_fold(eqn) else (None, None)
-        if is_set_fold(eqn) or len(eqn.args) > 1 or rest is None or factor is None:
+        split = _split(b, eqn.args[0], producer, sets) if eqn.op in SUMS and is_column_fold(eqn) else (None, None)
+        rest, factor = split
+        if is_set_fold(eqn) or len(eqn.args) > 1 or factor is None or rest is None or rest.type.along(M) is not M:
             b.eqns.append(eqn)
             continue
         of_set = b.reduce_sum(f"{eqn.out.name}_set", rest, axis=eqn.axis, to=sets)
@@ -33,14 +34,14 @@ def by_sets(graph: Graph) -> Graph:
     return cse(replace(graph, eqns=tuple(b.eqns)))
 
 
-def _split(b: Builder, value: Value, producer: dict[Value, Eqn]) -> tuple[Value | None, Value | None]:
-    """The factors of a product that vary along rows, and those of sets, each as one value; None without any."""
-    if is_of_set(value):
+def _split(b: Builder, value: Value, producer: dict[Value, Eqn], sets: Axis) -> tuple[Value | None, Value | None]:
+    """The factors of a product that vary along rows, and those of ``sets``, each as one value; None without any."""
+    if value.type.along(M) is sets:
         return None, value
     eqn = producer.get(value)
     if eqn is None or eqn.op != "mul":
         return value, None
-    (rest, factor), (other, another) = (_split(b, a, producer) for a in eqn.args)
+    (rest, factor), (other, another) = (_split(b, a, producer, sets) for a in eqn.args)
     if factor is None and another is None:
         return value, None
     return _product(b, value, rest, other), _product(b, value, factor, another)

@@ -39,6 +39,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 def test_every_template_is_covered() -> None:
     used = {k.template for args in PLANS.values() for k in plan_of(*args).kernels}
     used |= {"elementwise.cu.jinja", "numbers.cu.jinja"}  # of no named graph; tests/compiler/bits runs them
+    used |= {f"{part}_of_sets.cu.jinja" for part in ("columns", "finish", "sums")}  # test_sets.py there does
     assert used | SHARED == {p.name for p in data_dir("templates").glob("*.cu.jinja")}
 
 

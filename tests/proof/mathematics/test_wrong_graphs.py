@@ -36,7 +36,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dyt": ("beta=no", "gamma=no"),
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), ("scale=0.5",)),
 }
-CASES = [(name, way, f"{keys},dtype=bf16") for name in GRAPHS for keys in KEYS[name] for way in ("fwd", "bwd")]
+OF_ROWS = [name for name in GRAPHS if not name.startswith("ada_")]  # whose formulas test_modulated.py has
+CASES = [(name, way, f"{keys},dtype=bf16") for name in OF_ROWS for keys in KEYS[name] for way in ("fwd", "bwd")]
 
 
 @sampling.rotating(("name", "way", "keys"), CASES)
