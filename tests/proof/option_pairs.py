@@ -19,10 +19,10 @@ from itertools import combinations
 import numpy as np
 
 import lngen
-from lngen.compiler.graphs import GRAPHS, Options
+from lngen.compiler.graphs import GRAPHS, Definition, Options
 from lngen.compiler.ir import DType, M, Value
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
-from lngen.errors import LngenError
+from lngen.errors import LngenError, SpecError
 from lngen.launch.runtime import Norm
 
 LENGTH, ROWS = 8, 3
@@ -42,9 +42,8 @@ def values(graph: str) -> dict[str, tuple[str, ...]]:
             found[name] = ("no" if option.default else "yes",)
         else:
             found[name] = tuple(c for c in option.choices if c != option.default) or ("0.5",)
-    added = tuple(
-        (n, True) for n, o in declared.items() if o.default is False and n != "zero_centred" and not o.of_forward
-    )
+    switches = (n for n, o in declared.items() if o.default is False and n != "zero_centred" and not o.of_forward)
+    added = tuple((n, True) for n in switches if _fits(definition, replace(plain, chosen=((n, True),))))
     whole = replace(plain, chosen=added)
     outputs, statistics = definition.outputs(whole), definition.statistics(whole)
     inputs = definition.differentiable(whole)
@@ -53,6 +52,15 @@ def values(graph: str) -> dict[str, tuple[str, ...]]:
         "eps": ("1e-3",) if definition.builder(whole).takes_eps else (), "save": ("none", *outputs, *statistics),
         "wrt": inputs, "of": (*outputs, *statistics), "grad": DTYPES, "accumulate": inputs, "blocks": ("2",),
     }  # fmt: skip
+
+
+def _fits(definition: Definition, options: Options) -> bool:
+    """False for an option that needs another one."""
+    try:
+        definition.builder(options)
+    except SpecError:
+        return False
+    return True
 
 
 def pairs(graph: str) -> Iterator[Keys]:
@@ -108,9 +116,11 @@ def step(norm: Norm) -> None:
 
 
 def drawn(rng: np.random.Generator, value: Value) -> Array:
-    """Numbers of size 0.5 to 1.5; those of rows have both signs."""
+    """Numbers of size 0.5 to 1.5; those of rows have both signs, whole ones are 1."""
     shape = value.type.shape(ROWS, LENGTH)
     numbers = rng.uniform(0.5, 1.5, shape)
+    if not value.type.dtype.digits:
+        return np.ones(shape, NUMPY_DTYPE[value.type.dtype])
     return round_to(numbers * rng.choice([-1.0, 1.0], shape) if M in value.type.axes else numbers, value.type.dtype)
 
 
