@@ -290,7 +290,7 @@ class _Work:
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
         elements = [e for e in used if self.is_element(e.out)]
-        read = {*wanted, *(a for e in used for a in e.args[e.op == "take" :])}
+        read = {*wanted, *(a for e in used for a in elements_read(e))}
         final = upstream(elements, wanted)
         return Loop(
             inputs=tuple(p for p in params if p in read and self.is_element(p)),
@@ -347,6 +347,11 @@ class _Work:
 def is_over_blocks(value: Value) -> bool:
     """True for a value with a number for each block of features that a graph derives."""
     return any(a.base is D and a.is_declared for a in value.type.axes)
+
+
+def elements_read(eqn: Eqn) -> tuple[Value, ...]:
+    """The operands whose elements a loop reads; ``take`` reads its input from memory, by the index."""
+    return eqn.args[1:] if eqn.op == "take" else eqn.args
 
 
 def is_of_vector(eqn: Eqn) -> bool:

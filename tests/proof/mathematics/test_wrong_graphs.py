@@ -15,6 +15,7 @@ from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.passes import finish
 from lngen.compiler.spec import parse_spec
+from set_cases import OF_ROWS
 from test_closed_form import draw, truth
 from test_family import RELATIVE, Exact, distance, own_keys, text
 
@@ -36,7 +37,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "dyt": ("beta=no", "gamma=no"),
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), ("scale=0.5",)),
 }
-OF_ROWS = [name for name in GRAPHS if not name.startswith("ada_")]  # whose formulas test_modulated.py has
+# The formulas of graphs with sets are in test_modulated.py.
 CASES = [(name, way, f"{keys},dtype=bf16") for name in OF_ROWS for keys in KEYS[name] for way in ("fwd", "bwd")]
 
 
