@@ -86,6 +86,31 @@ def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, d
         assert torch.equal(CALLS[name](*given), expected)
 
 
+def summed(x: Any, w: Any, r: Any) -> Any:
+    h = x + r
+    return L.rms_norm(L.rms_norm(h, (D,), w), (D,)) + h
+
+
+def test_graphs_of_the_backend_call_norms_the_direct_way(gpu: FakeDriver) -> None:
+    x, w, _, r = given = inputs()
+    with Passing():
+        expected = summed(x, w, r)
+        gradients = torch.autograd.grad(expected.sum(), (x, w, r))
+    torch._dynamo.reset()
+    run = torch.compile(summed, backend="lngen", fullgraph=True)
+    for kernels in (2, 2):
+        before = len(gpu.launched)
+        y = run(x, w, r)
+        assert torch.equal(y, expected)
+        assert len(gpu.launched) == before + kernels
+        for found, wanted in zip(torch.autograd.grad(y.sum(), (x, w, r)), gradients, strict=True):
+            torch.testing.assert_close(found, wanted)
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # which it leaves to the dispatcher
+        before = len(gpu.launched)
+        run(*(given[n] for n in (0, 1, 3)))
+        assert len(gpu.launched) == before
+
+
 def test_a_step_prepares_the_kernels_that_it_takes(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with gradients has no use for results alone; the extension gets both at once."""
     made, real = list[str](), Kernels.__init__
