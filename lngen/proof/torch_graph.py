@@ -255,6 +255,8 @@ MEANINGS: dict[str, Meaning] = {
     "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),
     "stop_gradient": lambda c, e, a: c.tensor(a[0], e).detach(),
+    "sealed": lambda c, e, a: c.torch.where(c.tensor(a[1], e) > 0.5, c.tensor(a[0], e).detach(), c.tensor(a[0], e)),
+    "decay": lambda c, e, a: c.tensor(a[0], e).clamp(max=88.0).exp(),
     "neg": lambda c, e, a: -a[0],
     "add": lambda c, e, a: a[0] + a[1],
     "sub": lambda c, e, a: a[0] - a[1],

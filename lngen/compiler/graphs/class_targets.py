@@ -1,8 +1,8 @@
 """Cross-entropy of class indices: the keys from ``target`` on, and the graph that they choose.
 
-The formulas are those of PyTorch's ``cross_entropy``. A row whose target is ``ignore_index`` counts as a row of zeros
-without a loss: x is chosen, not multiplied, so that its loss and its gradient are 0 also where x is a NaN. A target
-that is neither ``ignore_index`` nor a class has a loss and a row of the gradient that are NaN.
+The formulas are those of PyTorch's ``cross_entropy``. A row whose target is ``ignore_index`` has no loss: 0 is chosen,
+not multiplied, so that its loss and its gradient are 0 also where x is a NaN. A target that is neither ``ignore_index``
+nor a class has a loss and a row of the gradient that are NaN.
 """
 
 from __future__ import annotations
@@ -109,6 +109,10 @@ class Targets:
         chosen = self.unless_ignored(f"{name}_kept", self.chosen(name, x))
         return logits(self.b, chosen, scale, softcap, name)[1]
 
+    def sealed(self, name: str, x: Value) -> Value:
+        """x, whose gradient is 0 in rows that are ignored."""
+        return self.b.sealed(name, x, self.ignored)
+
     def unless_ignored(self, name: str, x: Value) -> Value:
         """x, and 0 in rows that are ignored."""
         return self.b.select_gt(name, self.b.number("half", 0.5), self.ignored, x)
@@ -174,12 +178,12 @@ class _Loss:
         self.class_weight: Value | None = None
         if said["class_weight"]:
             self.class_weight = b.input("class_weight", D, dtype=DType.F32, differentiable=False)
-        self.tanh, z = logits(b, self.targets.unless_ignored("x_kept", x), scale, self.softcap)
+        self.tanh, z = logits(b, self.targets.sealed("x_sealed", x), scale, self.softcap)
         self.z_of_class = self.targets.logit("x_of_class", x, scale, self.softcap)
         rowmax = b.statistic(b.reduce_max("rowmax", z, axis=D))
         self.top = top = b.detach("top", rowmax)
         shifted = b.sub("shifted", z, top)
-        self.e = b.named("e", shifted.exp())
+        self.e = b.named("e", shifted.decay())
         self.total = b.statistic(b.reduce_sum("rowsum", self.e, axis=D))
         logsum = b.named("logsum", self.total.log())
         self.lse = b.add("lse32", top, logsum)
@@ -254,11 +258,11 @@ def shard(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     x, targets = b.input("x", M, D), Targets(b, said, whole=False)
     first = b.cast("first", b.index("first_class", dtype="i64"), to=b.compute)
     targets.place_in_rows(b.sub("place", targets.number, first))
-    _, z = logits(b, targets.unless_ignored("x_kept", x), scale, float(said["softcap"]))
+    _, z = logits(b, targets.sealed("x_sealed", x), scale, float(said["softcap"]))
     top = b.stop_gradient(b.max(z))
     b.output("rowmax", top, dtype=DType.F32, save=True)
     lowest = b.where_gt("lowest", top, -math.inf, top, 0.0)
-    b.output("rowsum", b.sum((z - lowest).exp()), dtype=DType.F32)
+    b.output("rowsum", b.sum((z - lowest).decay()), dtype=DType.F32)
     b.output("logit", targets.logit("x_of_class", x, scale, float(said["softcap"])), dtype=DType.F32)
 
 

@@ -6,7 +6,8 @@ The equations are the definition: the interpreter evaluates them, kernels comput
 polynomials: iteratively reweighted least squares at 2000 Chebyshev nodes, targets by mpmath. They are rounded to f32
 one after the other, the lowest power first. After each rounding the rest is fitted again.
 
-Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone.
+Every function but gelu, gelu_tanh and silu, which have a minimum, is monotone. ``decay`` is exp for numbers that are
+not above 0, in two thirds of the instructions: no result is an infinity, and one below 2^-126 may be 0.
 
 The equations have a version, ``functions=v1`` of a spec. Those of the op table are v1; ``EXPANSIONS`` has what another
 version replaces. Bounds and promises are the same in all.
@@ -28,8 +29,8 @@ from lngen.compiler.ir.types import F32, Eqn, Value
 # -87.25: an error of 1.3e-38, times x in silu and gelu_tanh. Products of x and a subnormal factor (gelu below -13) may
 # be off by 2^-142, if that is more.
 ULPS: dict[str, float] = {
-    "exp": 2.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 2.75, "softplus": 2.5, "erf": 1.25, "normal_cdf": 6.5,
-    "gelu": 7.0, "gelu_tanh": 3.0, "silu": 3.0,
+    "exp": 2.0, "decay": 1.0, "exp2": 2.0, "log": 1.5, "tanh": 2.0, "sigmoid": 2.75, "softplus": 2.5, "erf": 1.25,
+    "normal_cdf": 6.5, "gelu": 7.0, "gelu_tanh": 3.0, "silu": 3.0,
 }  # fmt: skip
 
 # t = n + BIAS has n + 127 in its low bits, which ``exp2_biased`` moves into the exponent: 2^n. The addition also rounds
@@ -43,6 +44,7 @@ _EXP_HALVES = ("0x1.715476p-1", "-0x1.62e400p+0", "-0x1.7f7d1cp-19")  # log2(e) 
 # log2(e) / 2; 1687/1024, and the float next to -2 ln 2 / (1687/1024), whose relative error is 2^-33.8. Of factors of 11
 # bits this one has the least error.
 _EXP_STEPS = ("0x1.715476p-1", "0x1.a5cp+0", "-0x1.aed596p-1")
+_EXP_STEP = ("0x1.715476p+0", "0x1.a5cp-1", "-0x1.aed596p-1")  # the same for a period of ln 2
 # (e^r - 1 - r) / r^2 on [-ln 2, ln 2], relative error of e^r below 2^-26.
 _EXP = ("0x1.9baec2p-13", "0x1.71bf64p-10", "0x1.1126dap-7", "0x1.5549eep-5", "0x1.555514p-3", "0x1.00000cp-1")
 # The same on [-log(2) / 2, log(2) / 2], relative error of e^r below 2^-28.
@@ -90,14 +92,24 @@ def _exp_v2(b: Ops, e: Eqn) -> Value:
     The period is a product of two numbers. The first has so few bits that m times it is exact, and it is chosen so that
     the second needs no low part.
     """
-    x = b.limited("near", e.args[0], _const(b, 104.0))
-    per_period, steps, step = (float.fromhex(c) for c in _EXP_STEPS)
+    grown, scale = _in_steps(b, b.limited("near", e.args[0], _const(b, 104.0)), _EXP_STEPS, _EXP)
+    return b.mul("scaled", b.fma("scaled", grown, scale, scale), scale)
+
+
+def _decay(b: Ops, e: Eqn) -> Value:
+    """e^x for x up to 88, e^88 above; below -87.68 zero, where 2^n has no exponent any more."""
+    grown, scale = _in_steps(b, b.limited("near", e.args[0], _const(b, 88.0)), _EXP_STEP, _EXP_NARROW)
+    return b.fma("scaled", grown, scale, scale)
+
+
+def _in_steps(b: Ops, x: Value, reduction: Iterable[str], coefficients: Iterable[str]) -> tuple[Value, Value]:
+    """e^r - 1 and 2^m, r = x - m period."""
+    per_period, steps, step = (float.fromhex(c) for c in reduction)
     whole = b.fma("whole", x, _const(b, per_period), _const(b, WHOLE))
     taken = b.fma("steps", whole, _const(b, steps), _const(b, -WHOLE * steps))
     r = b.fma("reduced", taken, _const(b, step), x)
-    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP), r)
-    scale = b.exp2_whole("scale", whole)
-    return b.mul("scaled", b.fma("scaled", grown, scale, scale), scale)
+    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, coefficients), r)
+    return grown, b.exp2_whole("scale", whole)
 
 
 def _exp2(b: Ops, e: Eqn) -> Value:
@@ -386,6 +398,11 @@ class Functions(Ops):
     def exp(self, name: str, x: Value) -> Value:
         """e^x, in f32."""
         return self.emit("exp", name, (x,))
+
+    @function(_decay, lambda b, e: e.out, real.function(real.decay, real.decay_ulps))
+    def decay(self, name: str, x: Value) -> Value:
+        """e^x for numbers that are not above 0, in f32; 0 where it would be below 2^-126.5."""
+        return self.emit("decay", name, (x,))
 
     @function(_exp2, lambda b, e: b.mul("slope", e.out, _const(b, math.log(2))), real.function(np.exp2, ULPS["exp2"]))
     def exp2(self, name: str, x: Value) -> Value:

@@ -202,6 +202,16 @@ def normal_cdf(x: Array) -> Array:
     return np.asarray(_erfc(-np.asarray(x) / math.sqrt(2)), np.float64) / 2
 
 
+def decay(x: Array) -> Array:
+    """e^x for x up to 88, e^88 above."""
+    return np.asarray(np.exp(np.minimum(x, 88.0)))
+
+
+def decay_ulps(x: Array) -> Array:
+    """1, and all of a result that may be 0."""
+    return np.where(decay(x) < 2.0**-126, 2.0**23, 1.0)
+
+
 def sigmoid(x: Array) -> Array:
     """1 / (1 + e^-x), without overflow."""
     power = np.exp(-np.abs(x))

@@ -20,6 +20,12 @@ def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(dtype, axes_union(*(a.axes for a in args)))
 
 
+def sealed(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    if (whole := arithmetic(args, attrs)) != args[0]:
+        raise ValueError(f"what is sealed is expected to have the axes of the other operand, got {args[0]}, {args[1]}")
+    return whole
+
+
 def fma(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if args[0].dtype is not F32:
         raise ValueError(f"fma is defined in f32 only (NumPy has none in f64 to define it by), got {args[0].dtype}")

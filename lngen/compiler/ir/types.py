@@ -171,6 +171,7 @@ class Value:
     maximum = _binary("maximum")
     minimum = _binary("minimum")
     exp = _unary("exp")
+    decay = _unary("decay")
     exp2 = _unary("exp2")
     log = _unary("log")
     tanh = _unary("tanh")

@@ -18,7 +18,7 @@ from lngen.compiler.ir.numerics import Array, stored
 from lngen.compiler.ir.real import Real
 
 ROOTS = {"sqrt", "rsqrt", "log"}
-ALWAYS = {"exp", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size"}  # positive, or zero
+ALWAYS = {"exp", "decay", "exp2", "sigmoid", "softplus", "normal_cdf", "abs", "size"}  # positive, or zero
 SQUARES = {"mul", "reduce_dot", "fma"}  # if their first two operands are the same
 IF_ALL_ARE = {  # positive if every operand is
     "cast", "expand", "detach", "stop_gradient", "add", "mul", "fma", "div", "sqrt", "rsqrt", "minimum", "relu", "tanh",

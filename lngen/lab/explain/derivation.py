@@ -88,7 +88,7 @@ class Notation:
         """A value as a sum of products."""
         args = eqn.args
         match eqn.op:
-            case "cast" | "expand" | "detach" | "stop_gradient":
+            case "cast" | "expand" | "detach" | "stop_gradient" | "sealed":
                 return self._terms(args[0])
             case "add":
                 return [*self._terms(args[0]), *self._terms(args[1])]

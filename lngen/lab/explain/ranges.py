@@ -20,8 +20,8 @@ from lngen.compiler.spec import Spec
 
 # Monotone in each operand; a root needs one that is not negative, a division a divisor of one sign.
 MONOTONE = {
-    "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log", "tanh",
-    "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
+    "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "decay", "exp2", "log",
+    "tanh", "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
     "ceil_power",
 }  # fmt: skip
 # The result is an operand, perhaps with another sign; so is that of a cast, unless it is to fewer bytes.

@@ -35,6 +35,7 @@ INF, NAN = np.inf, np.nan
 # Where an expansion changes its formula, or a result saturates or becomes subnormal.
 BREAKS = {
     "exp": (-104.0, -87.34, 88.73, 89.0), "exp2": (-150.0, -149.0, -126.0, 127.5, 128.0), "log": (2 / 3, 4 / 3, 1.0),
+    "decay": (-88.0, -87.683, -87.34, 88.0),
     "tanh": (0.1733, 0.5199, 9.01, 10.0), "sigmoid": (-87.25, -18.0, 17.33, 40.0),
     "softplus": (-104.0, -87.34, 0.0, 18.0), "erf": (1.0, 3.95), "normal_cdf": (-15.0, -14.17, -13.0, 0.0, 5.4),
 }  # fmt: skip
@@ -103,6 +104,8 @@ def allowed(op: str, x: Array) -> Array:
     op, _ = named(op)
     bound = np.full(x.shape, ULPS[op])
     with np.errstate(all="ignore"):
+        if op == "decay":
+            bound = real.decay_ulps(x.astype(np.float64))
         if op == "gelu_tanh":
             bound += 3 * np.abs(np.nan_to_num(real.gelu_argument(x.astype(np.float64))))
         if op in ("gelu", "gelu_tanh", "sigmoid", "silu"):
@@ -129,6 +132,7 @@ SPECIAL = [-INF, -200.0, -0.0, 0.0, 200.0, INF]
 HALF, LN2 = 0.5, float(np.float32(np.log(2)))
 AT_SPECIAL: dict[str, list[float]] = {
     "exp": [0.0, 0.0, 1.0, 1.0, INF, INF],
+    "decay": [0.0, 0.0, 1.0, 1.0, float(np.float32(np.exp(88.0))), float(np.float32(np.exp(88.0)))],
     "exp2": [0.0, 0.0, 1.0, 1.0, INF, INF],
     "log": [NAN, NAN, -INF, -INF, float(np.float32(np.log(200))), INF],
     "tanh": [-1.0, -1.0, -0.0, 0.0, 1.0, 1.0],
@@ -231,7 +235,7 @@ def test_the_reference_is_as_exact_as_float64_allows() -> None:
     mp = pytest.importorskip("mpmath")
     mp.mp.dps = 40
     exact = {
-        "exp": mp.exp, "exp2": lambda x: mp.mpf(2) ** x, "log": mp.log, "tanh": mp.tanh, "erf": mp.erf,
+        "exp": mp.exp, "decay": mp.exp, "exp2": lambda x: mp.mpf(2) ** x, "log": mp.log, "tanh": mp.tanh, "erf": mp.erf,
         "sigmoid": lambda x: 1 / (1 + mp.exp(-x)), "softplus": lambda x: mp.log1p(mp.exp(x)),
         "normal_cdf": lambda x: mp.erfc(-x / mp.sqrt(2)) / 2, "gelu": lambda x: x * mp.erfc(-x / mp.sqrt(2)) / 2,
         "gelu_tanh": lambda x: x / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (x + mp.mpf("0.044715") * x**3))),

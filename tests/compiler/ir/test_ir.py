@@ -145,6 +145,12 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
         ("take", (x, at), {}, f"an input over D and an i32 or i64 for each row are expected, got {x}, {at}")
         for x, at in ((f32(M), PLACES), (PLACES, PLACES), (f32(M, D), f32(M)), (f32(M, D), Type(DType.I32, (D,))))
     ),
+    (
+        "sealed",
+        (f32(D), f32(M)),
+        {},
+        "what is sealed is expected to have the axes of the other operand, got f32[D], f32[M]",
+    ),
     ("by_columns", (f32(M, D),), {}, "a value over M and an axis derived from D is expected, got f32[M, D]"),
     (
         "div_scale",
@@ -193,6 +199,7 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("abs", [[[-2.0, -0.0, np.nan], [np.inf, -np.inf, 1.0]]], {}, [[2.0, 0.0, np.nan], [np.inf, np.inf, 1.0]]),
     ("rint", [[[0.5, 1.5, -0.5], [-2.5, 8388609.0, np.inf]]], {}, [[0.0, 2.0, -0.0], [-2.0, 8388609.0, np.inf]]),
     ("detach", [A], {}, A),
+    ("sealed", [A, [1.0, 0.0]], {}, A),
     ("stop_gradient", [A], {}, A),
     ("div_scale", [[[-0.0, 1.0, 448.0], [np.inf, 2.0**-149, -3.0]], R], {"least": 1.0, "bounded": 1},
      [[-0.0, 0.5, 224.0], [np.nan, 0.0, -0.75]]),
