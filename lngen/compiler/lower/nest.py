@@ -401,7 +401,7 @@ def exchanged_in(graph: Graph, found: Phase) -> tuple[Value, ...]:
 # ---- elements that stay in registers from one loop to a later one ----
 
 
-LONG = 16  # equations per element that are not worth a register: a function has more, the arithmetic of a norm has less
+LONG = 14  # equations per element that are not worth a register: a function has more, the arithmetic of a norm has less
 MOST_KEPT = 2  # elements at a time, each of which takes a register
 
 
