@@ -15,8 +15,9 @@ from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_sched
 from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
 
 # Equations per element: norms and their sums have at most so many. Rows with more, and forward with results of 8 bits,
-# have entries of their own. Up to the second number they take those of norms where they have none, as softmax does.
-OF_NORMS, LIKE_NORMS = 20, 26
+# have entries of their own. Up to LIKE_NORMS they take those of norms where they have none, as softmax does.
+OF_NORMS = {"fwd": 16, "bwd": 20}
+LIKE_NORMS = 26
 MOST_OF_BLOCKS, VECTORS_OF_BLOCKS = 512, 2  # threads of a row with blocks of features, and vectors of a thread
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
@@ -104,7 +105,7 @@ def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     quantised = direction == "fwd" and 1 in p.output_sizes
-    heavy = p.operations + p.block_folds if quantised or p.operations > OF_NORMS else 0
+    heavy = p.operations + p.block_folds if quantised or p.operations > OF_NORMS[direction] else 0
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
 
 
