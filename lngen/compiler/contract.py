@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value, is_of_set
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value, is_of_columns, is_of_set
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
@@ -142,7 +142,7 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
     A stride is a number, an expression, or the name of one that the caller chooses, a multiple of ``stride_multiple``.
     """
     axes, size = value.type.axes, value.type.dtype.size
-    alignment = plan.alignment(value) if D in axes else size
+    alignment = plan.alignment(value) if D in axes or is_of_columns(value) else size
     if value.type.by_columns:
         return {"alignment": alignment, "strides": ["column_stride", "1"], "stride_multiple": PADDED}
     if is_of_set(value):

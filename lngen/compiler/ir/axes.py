@@ -83,6 +83,11 @@ class Axis:
         return self.base is not None and not self.of_order
 
     @property
+    def period(self) -> int:
+        """Of an axis whose elements repeat along a row, ``D % 128``, their number; 0 for others."""
+        return int(self.number) if self.base is D and self.by == "%" else 0
+
+    @property
     def key(self) -> tuple[bool, bool, str]:
         """What axes are sorted by: M before D, a base before what is derived from it."""
         return self.root is D, self.base is not None, self.name

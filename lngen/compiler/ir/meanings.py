@@ -105,6 +105,8 @@ def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | Non
     """The sum of an operand, or of the products of two, in the order that the attributes spell."""
     axis, to = eqn.axis, eqn.to
     terms = args if len(args) == 1 or args[0].shape == args[1].shape else np.broadcast_arrays(*args)
+    if to is not None and to.period:
+        return _over_heads(terms, eqn, to.period)
     if to is not None and not to.of_order:
         return _grouped(terms, eqn, at, lambda each: _one_sum(each, eqn, at.per(axis, to)))
     if to is not None:
@@ -120,6 +122,13 @@ def _grouped(terms: Sequence[Array], eqn: Eqn, at: Lengths, reduce: Callable[[li
     place = WIDE.index(eqn.axis.root)
     each = [reduce([np.take(t, g, axis=place) for t in terms]) for g in at.groups(eqn.axis, eqn.to)]
     return np.concatenate(each, axis=place) if each else np.take(terms[0], [], axis=place)  # of no rows
+
+
+def _over_heads(terms: Sequence[Array], eqn: Eqn, period: int) -> Array:
+    """The sum of what repeats along rows: as that of the rows of a column, which here are the heads."""
+    rows = terms[0].shape[0]
+    heads = [np.moveaxis(t.reshape(rows, -1, period), 1, 0).reshape(-1, rows * period) for t in terms]
+    return sums.column_sum(*heads, **_order(eqn.attrs)).reshape(rows, period)
 
 
 def _one_sum(terms: Sequence[Array], eqn: Eqn, count: int) -> Array:

@@ -397,7 +397,7 @@ def _each(reduce: Callable[[Array], Array], x: Array, eqn: Eqn, at: Setting) -> 
 
 def _depth(eqn: Eqn, at: Setting, terms: int) -> int:
     """The largest number of roundings along the path of a term, in a sum of ``terms``."""
-    if eqn.axis.of_order:
+    if eqn.axis.of_order or (eqn.to is not None and eqn.to.period):
         return terms - 1
     return row_depth(terms) if eqn.axis.root is D else column_depth(terms, at.sizes.get(D, 1))
 

@@ -433,6 +433,17 @@ def is_over_sets(eqn: Eqn) -> bool:
     return eqn.op in SUMS and eqn.axis.base is M and eqn.to is None
 
 
+def is_over_heads(eqn: Eqn) -> bool:
+    """True for a sum of what repeats along a vector, such as the heads of a row: [D] to [E]."""
+    to = eqn.to if eqn.op in SUMS and eqn.axis is D else None
+    return to is not None and to.period > 0 and M not in eqn.out.type.axes
+
+
+def is_of_columns(value: Value) -> bool:
+    """True for a value with a number for each column, or for each of those that repeat: [D] or [E]."""
+    return len(value.type.axes) == 1 and (value.type.axes[0] is D or value.type.axes[0].period > 0)
+
+
 def is_of_set(value: Value) -> bool:
     """True for a value that has numbers for each set of rows that a graph derives."""
     rows = value.type.along(M)

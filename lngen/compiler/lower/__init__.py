@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import FOLDS, D, DType, Eqn, Graph, M, Value, compute_dtype, is_of_set, is_over_sets
+from lngen.compiler.ir import (
+    FOLDS,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    M,
+    Value,
+    compute_dtype,
+    is_of_set,
+    is_over_heads,
+    is_over_sets,
+)
 from lngen.compiler.ir.places import extract, upstream
 from lngen.compiler.lower.arguments import (
     ROWS,
@@ -15,7 +27,13 @@ from lngen.compiler.lower.arguments import (
     tensors,
     workspace,
 )
-from lngen.compiler.lower.cuda.column_text import SetFinish, column_spelling, column_sum_spelling, set_spelling
+from lngen.compiler.lower.cuda.column_text import (
+    SetFinish,
+    column_spelling,
+    column_sum_spelling,
+    head_spelling,
+    set_spelling,
+)
 from lngen.compiler.lower.cuda.fragments import Statement, Sum
 from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.number_text import STYLE, THREADS, number_spelling, shared_numbers
@@ -110,7 +128,7 @@ class _Lowering:
             buffers += [self._partials(name, v.type.dtype) for v, name in self.partials.items()]
         if self.parts.over_sets:
             kernels.append(self._over_sets(self.parts.over_sets))
-            buffers += [self._of_sets(v) for v in self.parts.of_sets]
+            buffers += [self._to_be_added(v) for v in self.parts.of_sets]
         if self.parts.maxima and self.parts.numbers:
             kernels[0] = self._with_maxima(kernels[0], self.parts.numbers)
             buffers += [Buffer(name, DType.F32, fixed=1, zeroed=True) for name in WORDS]
@@ -127,8 +145,10 @@ class _Lowering:
             return Buffer(name, dtype, per_stretch=leading, stretch=stretch)
         return Buffer(name, dtype, fixed=partial_rows(self.schedule, self.facts) * leading)
 
-    def _of_sets(self, value: Value) -> Buffer:
-        """The sums of each set, which are one stretch long here."""
+    def _to_be_added(self, value: Value) -> Buffer:
+        """The sums of each set, which are one stretch long here, or those that have the columns of all heads."""
+        if not is_of_set(value):
+            return Buffer(value.name, value.type.dtype, fixed=self.facts.d)
         return Buffer(value.name, value.type.dtype, per_stretch=self.facts.d, stretch=WHOLE_SET)
 
     def _rows(
@@ -256,27 +276,33 @@ class _Lowering:
         )
 
     def _over_sets(self, graph: Graph) -> Kernel:
-        """Sums over all sets of rows, a thread per column, and the results computed from these."""
-        folds = tuple(filter(is_over_sets, graph.eqns))
+        """Sums over all sets of rows, or heads, a thread per column, and the results computed from these."""
+        folds = tuple(e for e in graph.eqns if is_over_sets(e) or is_over_heads(e))
+        columns = folds[0].to.period if folds[0].to else 0  # of a head
         arguments = [
             *tensors(graph.params, "input", self.parts.of_sets, self.graph.results),
             *tensors(graph.results, "output"),
         ]
         terms = extract(graph, graph.name, graph.params, tuple(dict.fromkeys(a for e in folds for a in e.args)))
-        narrow = tuple(p for p in graph.params if not is_of_set(p))
+        narrow = tuple(p for p in graph.params if not is_of_set(p) and p not in self.parts.of_sets)
         after = extract(graph, graph.name, (*(e.out for e in folds), *narrow), graph.results)
-        spelling, grid = column_spelling(narrow), Extent(-(-self.facts.d // COLUMN_THREADS))
-        kernel = self._kernel("sets", graph, arguments, nest(after, after.results), spelling, grid, COLUMN_THREADS)
-        of_set = phase_texts(terms, nest(terms, (), folds), set_spelling(graph.params))
+        spelling, grid = column_spelling(narrow), Extent(-(-(columns or self.facts.d) // COLUMN_THREADS))
+        kernel = self._kernel(
+            "heads" if columns else "sets", graph, arguments, nest(after, after.results), spelling, grid, COLUMN_THREADS
+        )
+        of_one = head_spelling(graph.params, columns) if columns else set_spelling(graph.params)
+        of_set = phase_texts(terms, nest(terms, (), folds), of_one)
         finish = SetFinish(
             named(folds),
             phase_texts(after, nest(after, after.results), spelling)[0].loops[0].element,
             folds[0].int_attr("interleave") if "interleave" in dict(folds[0].attrs) else 1,
-            handed=tuple(v.name for v in self.parts.of_sets),
+            handed=tuple(v.name for v in self.parts.of_sets if is_of_set(v)),
             terms=of_set[0].loops[0].element,
+            heads=self.facts.d // columns if columns else 0,
         )
         uniform = spelling.statements(e for e in graph.eqns if not e.out.type.axes)
         template = "sums_of_sets.cu.jinja"
+        kernel = replace(kernel, d=columns or kernel.d)
         return replace(kernel, template=template, uniform=uniform, phases=(), always=True, finish=finish)
 
     def _elementwise(self, graph: Graph) -> Kernel:

@@ -15,6 +15,7 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_join,
     is_number_fold,
+    is_over_heads,
     is_over_segments,
     is_over_sets,
     is_row_fold,
@@ -36,8 +37,8 @@ class Parts:
     numbers   results of no axes, and [D] results that depend on a reduction of a vector; None without any
     handed    values of ``rows`` and ``finish`` that ``numbers`` reads, without those that are results anyway
     maxima    the maxima over all rows from which alone ``numbers`` follows, if the kernel of the rows completes these
-    over_sets [D] results that depend on a sum over sets of rows; None without any
-    of_sets   the sums of sets that it reads, without those that are results anyway
+    over_sets [D] results that depend on a sum over sets of rows, or [E] ones of a sum over heads; None without any
+    of_sets   the sums over rows that it reads, without those that are results anyway
     """
 
     rows: Graph
@@ -65,7 +66,8 @@ def cut(graph: Graph) -> Parts:
     rows = extract(graph, graph.name, graph.params, tuple(dict.fromkeys((*by_row, *of_rows, *operands))))
     _check_rows(graph, rows, late)
     narrow = tuple(p for p in graph.params if M not in p.type.axes)
-    over = downstream(graph.eqns, [e.out for e in graph.eqns if is_over_sets(e)]) - {*graph.params}
+    ends = [e.out for e in graph.eqns if is_over_sets(e) or is_over_heads(e)]
+    over = downstream(graph.eqns, ends) - {*graph.params}
     of_all_sets = tuple(r for r in graph.results if r in over)
     needed = upstream(graph.eqns, of_all_sets)
     of_sets = tuple(e.out for e in sums if e.out in needed)

@@ -125,6 +125,7 @@ class Style:
     keeps         the factors of sums of squares of segments are kept in registers
     keeps_long    elements that are long to compute are kept in registers, and 16-bit results that later loops read
     meets         reductions over blocks of features have loops of their own, behind each of which the threads meet
+    vectors       threads have vectors of features, each in one block: values over blocks are computed once for each
     """
 
     held: frozenset[Axis] = frozenset({D})
@@ -133,6 +134,7 @@ class Style:
     keeps: bool = False
     keeps_long: bool = False
     meets: bool = False
+    vectors: bool = False
 
 
 # ---- the placement ----
@@ -163,10 +165,14 @@ class _Work:
     # ---- where a value is computed, and when ----
 
     def is_element(self, value: Value) -> bool:
-        return not self.style.held.isdisjoint(value.type.axes)
+        derived = D in self.style.held and any(a.base is D and a.is_declared for a in value.type.axes)
+        return not self.style.held.isdisjoint(value.type.axes) or (derived and not self.is_of_block(value))
+
+    def is_of_block(self, value: Value) -> bool:
+        return self.style.vectors and is_over_blocks(value)
 
     def is_outer(self, value: Value) -> bool:
-        return not self.is_element(value) and not is_over_segments(value) and not is_over_blocks(value)
+        return not self.is_element(value) and not is_over_segments(value) and not self.is_of_block(value)
 
     def ends_phase(self, eqn: Eqn) -> bool:
         return is_row_fold(eqn) or is_number_fold(eqn)
@@ -286,7 +292,7 @@ class _Work:
         stores: tuple[Value, ...] = (),
     ) -> Loop:
         eqns, params = self.graph.eqns, self.graph.params
-        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in ready) or is_of_vector(e)]
+        inside = [e for e in eqns if (self.is_element(e.out) and e.out not in ready) or self.is_of_vector(e)]
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
         elements = [e for e in used if self.is_element(e.out)]
@@ -296,7 +302,7 @@ class _Work:
             inputs=tuple(p for p in params if p in read and self.is_element(p)),
             segments=tuple(e.out for e in eqns if is_segment_sum(e) and e.out in needed),
             vector=tuple(e for e in used if computes_segments(e)),
-            blocks=tuple(_blocks(used, elements)),
+            blocks=tuple(_blocks([e for e in used if self.is_of_block(e.out)], used, elements)),
             element=tuple(e for e in elements if e.out in final),
             terms=terms,
             stores=tuple(v for v in stores if self.is_element(v)),
@@ -304,6 +310,10 @@ class _Work:
             ready=ready,
             keep=keep,
         )
+
+    def is_of_vector(self, eqn: Eqn) -> bool:
+        """True for an equation once per vector of a thread: over segments, or over blocks."""
+        return computes_segments(eqn) or self.is_of_block(eqn.out)
 
     # ---- what stays in registers ----
 
@@ -346,7 +356,7 @@ class _Work:
 
 def is_over_blocks(value: Value) -> bool:
     """True for a value with a number for each block of features that a graph derives."""
-    return any(a.base is D and a.is_declared for a in value.type.axes)
+    return any(a.base is D and a.is_declared and a.by == "/" for a in value.type.axes)
 
 
 def elements_read(eqn: Eqn) -> tuple[Value, ...]:
@@ -354,17 +364,11 @@ def elements_read(eqn: Eqn) -> tuple[Value, ...]:
     return eqn.args[1:] if eqn.op == "take" else eqn.args
 
 
-def is_of_vector(eqn: Eqn) -> bool:
-    """True for an equation once per vector of a thread: over segments, or over blocks."""
-    return computes_segments(eqn) or is_over_blocks(eqn.out)
-
-
-def _blocks(used: Sequence[Eqn], elements: Sequence[Eqn]) -> Iterable[Blocks]:
-    """The reductions over blocks, in the order in which they wait for each other."""
+def _blocks(over: Sequence[Eqn], used: Sequence[Eqn], elements: Sequence[Eqn]) -> Iterable[Blocks]:
+    """The equations ``over`` blocks, reductions in the order in which they wait for each other."""
     stage: dict[Value, int] = {}
     for eqn in used:
         stage[eqn.out] = max((stage.get(a, 0) for a in eqn.args), default=0) + is_block_fold(eqn)
-    over = [e for e in used if is_over_blocks(e.out)]
     for number in range(max((stage[e.out] for e in over), default=-1) + 1):
         folds = [e for e in over if is_block_fold(e) and stage[e.out] == number]
         needed = upstream(elements, [a for e in folds for a in e.args])

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lngen.compiler.ir import WIDE, ByValue, D, DType, Graph, M, Value, is_of_set, preformatted
+from lngen.compiler.ir import WIDE, ByValue, DType, Graph, M, Value, is_of_columns, is_of_set, preformatted
 from lngen.compiler.lower.arguments import Argument
 from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish, SetFinish
 from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
@@ -23,7 +23,7 @@ from lngen.rules import RULES, Extent, Stretch, aligned, buffer_elements, laid_o
 
 
 class Levels(NamedTuple):
-    """Tensors by their axes: [M, D], [D], [M], none, and those of sets of rows."""
+    """Tensors by their axes: [M, D], [D] or [E], [M], none, and those of sets of rows."""
 
     element: tuple[Tensor, ...]
     column: tuple[Tensor, ...]
@@ -35,8 +35,8 @@ class Levels(NamedTuple):
 def by_level(values: Iterable[Value]) -> Levels:
     """The tensors of values, by level."""
     values = tuple(values)
-    wide, columns, rows, none = (tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (D,), (M,), ()))
-    return Levels(wide, columns, rows, none, tensors(filter(is_of_set, values)))
+    wide, rows, none = (tensors(v for v in values if v.type.axes == axes) for axes in (WIDE, (M,), ()))
+    return Levels(wide, tensors(filter(is_of_columns, values)), rows, none, tensors(filter(is_of_set, values)))
 
 
 @dataclass(frozen=True)

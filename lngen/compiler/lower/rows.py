@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, D, DType, Graph, M, Value, ctype, is_block_fold
+from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns
 from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import named, tensors
@@ -26,7 +26,8 @@ def template_of(row: RowKernel) -> str:
 def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem) -> RowKernel:
     """The decisions of a kernel; ``p`` has the column sums that this kernel adds to."""
     inputs, results = _places(graph, outputs, s, p)
-    columns, row_inputs, wide = (tensors(v for v in graph.params if v.type.axes == axes) for axes in ((D,), (M,), WIDE))
+    row_inputs, wide = (tensors(v for v in graph.params if v.type.axes == axes) for axes in ((M,), WIDE))
+    columns = tensors(filter(is_of_columns, graph.params))
     staged, flush = s.form in STAGED, _flush(s, p)
     row = RowKernel(
         schedule=s,
@@ -68,7 +69,7 @@ def _widened(graph: Graph, s: Schedule, p: Problem) -> bool:
     The compiler would widen them in every row, at half the rate of other instructions. Inputs that have to be kept
     packed are not widened once.
     """
-    columns = {v for v in graph.params if v.type.axes == (D,)}
+    columns = {*filter(is_of_columns, graph.params)}
     halves = {v for v in columns if v.type.dtype is DType.F16}
     casts = all(e.op == "cast" and e.out.type.dtype is DType.F32 for e in graph.eqns if not halves.isdisjoint(e.args))
     staged = s.form in STAGED and s.cached_weights
@@ -83,6 +84,7 @@ def row_style(row: RowKernel) -> Style:
         keeps=s.form == "registers" or s.row_in_registers,
         keeps_long=s.form != "multipass",
         meets=row.problem.blocks_meet,
+        vectors=True,
     )
 
 

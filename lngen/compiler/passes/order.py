@@ -25,6 +25,7 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_join,
     is_number_fold,
+    is_over_heads,
     is_over_sets,
     is_row_fold,
     is_segment_size,
@@ -207,7 +208,8 @@ def order_sums(
     over_sets = ColumnOrder(1, of_set.interleave, of_set.interleave)
 
     def ordered(eqn: Eqn) -> Eqn:
-        rows = of_set if is_set_fold(eqn) else over_sets if is_over_sets(eqn) else column
+        own = is_over_sets(eqn) or is_over_heads(eqn)
+        rows = of_set if is_set_fold(eqn) else over_sets if own else column
         spelt = _order_of(eqn, vector if is_number_fold(eqn) else row, rows, d)
         return replace(eqn, attrs=tuple(sorted({**spelt, **dict(eqn.attrs)}.items())))
 
@@ -223,7 +225,7 @@ def _order_of(eqn: Eqn, row: RowOrder, column: ColumnOrder | SetOrder, d: int) -
         return {"segment": row.segment}
     if is_join(eqn):
         return {"interleave": row.interleave}
-    if eqn.axis.root is M:
+    if eqn.axis.root is M or is_over_heads(eqn):
         return vars(column)
     if eqn.axis is D and eqn.to is None:
         return row.attrs(d)

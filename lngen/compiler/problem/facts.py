@@ -24,7 +24,9 @@ from lngen.compiler.ir import (
     is_column_fold,
     is_join,
     is_number_fold,
+    is_of_columns,
     is_of_set,
+    is_over_heads,
     is_over_sets,
     is_segment_size,
     is_segment_sum,
@@ -57,7 +59,7 @@ class Problem:
     interleave                  partial sums over the blocks that share the rows
     cluster                     blocks that are suited to hold the column sums of a row
     input_sizes, output_sizes   bytes per element of each [M, D] tensor; of inputs only those that an equation uses
-    column_sizes                bytes per element of each [D] input
+    column_sizes                bytes per element of each [D] input, or one of the columns that repeat along a row
     row_sums                    the most numbers that the threads of a row reduce at the end of one phase
     exchanged_sums              the most numbers of a segment that the blocks of a row exchange there
     segment_values              sums of single segments, which multipass kernels have in shared memory
@@ -167,7 +169,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         real_size=max((e.out.type.dtype.size for e in sums), default=DType.F32.size),
         input_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == WIDE and p in used),
         output_sizes=tuple(r.type.dtype.size for r in graph.results if r.type.axes == WIDE),
-        column_sizes=tuple(p.type.dtype.size for p in graph.params if p.type.axes == (D,)),
+        column_sizes=tuple(p.type.dtype.size for p in filter(is_of_columns, graph.params)),
         row_sums=max((len(f.reductions) for f in ends), default=0),
         exchanged_sums=max((len(f.exchanged) for f in ends), default=0),
         segment_values=sum(is_segment_sum(e) for e in graph.eqns),
@@ -175,7 +177,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         phases=len(ends) + 1,
         operations=sum(map(_of_elements, set(graph.eqns) - apart)),
         live=_live(graph),
-        feature_blocks=tuple(a.number for a in derived_axes(graph) if a.base is D and isinstance(a.number, int)),
+        feature_blocks=tuple(int(a.number) for a in derived_axes(graph) if a.base is D and a.by == "/"),
         block_folds=sum(map(is_block_fold, graph.eqns)),
         strides=strides,
         stretch=_stretch(graph),
@@ -203,19 +205,21 @@ def _ends(graph: Graph, apart: set[Eqn]) -> tuple[Folds, ...]:
 def refuse_axes(graph: Graph) -> None:
     """LowerError for values and reductions that no kernel has yet.
 
-    Of the axes that a graph derives, kernels have blocks of features, of values that they compute for each row, and
-    one axis of sets of rows, of values with features.
+    Of the axes that a graph derives, kernels have blocks of features, of values that they compute, and columns that
+    repeat along a row, of values without rows; and one axis of sets of rows, of values with features.
     """
-    inputs, sets = {*graph.params}, sets_of(graph)
+    outer, sets = {*graph.params, *(r for r in graph.results if M not in r.type.axes)}, sets_of(graph)
     for value in graph.values().values():
         for axis in value.type.axes:
-            blocks = axis.base is D and axis.by == "/" and M in value.type.axes and value not in inputs
-            if axis.is_declared and not blocks and not (axis is sets and D in value.type.axes):
+            blocks = axis.base is D and axis.by == "/" and value not in outer
+            repeats = axis.period > 0 and is_of_columns(value)
+            if axis.is_declared and not (blocks or repeats) and not (axis is sets and D in value.type.axes):
                 of = f"'{value}: {value.type}' varies along {axis.declaration}"
                 _refuse(graph, f"{of}; lngen has no kernel for such values")
     for eqn in graph.eqns:
         derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.is_declared]
         known = is_block_fold(eqn) or is_set_fold(eqn) or (is_over_sets(eqn) and D in eqn.out.type.axes)
+        known = known or is_over_heads(eqn) or eqn.op == "iota"
         if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not known):
             _refuse(graph, f"'{eqn.op}' of '{eqn.out}' has no kernel")
     _refuse_sets(graph)
@@ -244,8 +248,13 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
     """LowerError for blocks of features that the threads of a row cannot fold."""
     for axis in (a for a in derived_axes(graph) if a.base is D):
         assert isinstance(axis.number, int)
+        if axis.period and (axis.period % p.chunk or p.run != p.chunk):
+            raise LowerError(
+                f"graph @{graph.name}: a thread has vectors of {p.chunk} features, so columns that repeat are expected "
+                f"to be whole vectors; got {axis.declaration}."
+            )
         most = p.lanes(axis.number) * MOST_PARTS
-        if axis.number % p.chunk or axis.number > most * p.chunk or p.run != p.chunk:
+        if not axis.period and (axis.number % p.chunk or axis.number > most * p.chunk or p.run != p.chunk):
             raise LowerError(
                 f"graph @{graph.name}: a thread adds vectors of {p.chunk} features, so a block is expected to be 1 to "
                 f"{most} whole vectors; got {axis.declaration}."
@@ -265,7 +274,7 @@ def _check_dtypes(graph: Graph) -> None:
         if eqn.op == "take" and eqn.args[0] not in graph.params:
             raise LowerError(f"graph @{graph.name}: take is of an input, got '{eqn.args[0]}'; take it of its inputs.")
     known = dict.fromkeys(graph.params, (READ, "read"))
-    places = {e.out for e in graph.eqns if e.op == "iota" and e.axis is D}  # which no kernel stores
+    places = {e.out for e in graph.eqns if e.op == "iota" and e.axis.root is D}  # which no kernel stores
     places |= {e.out for e in graph.eqns if e.out.type.dtype is DType.I32 and e.op == "cast"}
     known |= dict.fromkeys((*(e.out for e in graph.eqns if e.out not in places), *graph.results), (WRITTEN, "write"))
     for v, (dtypes, how) in known.items():
@@ -302,11 +311,7 @@ def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
     A sum to a number has its own, and so has one of a block of features.
     """
     row, column = orders(graph, d, order=version)
-    ordered = [
-        e
-        for e in graph.eqns
-        if (e.op in SUMS or is_segment_size(e)) and not (is_number_fold(e) or is_block_fold(e) or is_over_sets(e))
-    ]
+    ordered = [e for e in graph.eqns if (e.op in SUMS or is_segment_size(e)) and not _has_own_order(e)]
     rows = [(e, _row_numbers(e, d)) for e in ordered if not is_column_fold(e)]
     columns = [(e, _column_numbers(e)) for e in ordered if e.op in SUMS and is_column_fold(e)]
     row = replace(row, **_agreed(graph, D, rows))
@@ -315,6 +320,10 @@ def _orders(graph: Graph, d: int, version: str) -> tuple[RowOrder, ColumnOrder]:
             _check_cut(graph, eqn, row)
     agreed = _agreed(graph, M, columns)
     return row, replace(column, **{f.name: agreed[f.name] for f in fields(ColumnOrder) if f.name in agreed})
+
+
+def _has_own_order(eqn: Eqn) -> bool:
+    return is_number_fold(eqn) or is_block_fold(eqn) or is_over_sets(eqn) or is_over_heads(eqn)
 
 
 def _column_numbers(eqn: Eqn) -> dict[str, int]:

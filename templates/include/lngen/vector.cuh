@@ -148,6 +148,29 @@ __device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], co
     for (int v = 0; v < Row::VECTORS; ++v) row[v] = load<Row, Path>(p, v);
 }
 
+// COLUMNS elements from p on that repeat along a row, such as the weights of a head for every head. They are whole
+// vectors.
+template <int COLUMNS, typename T> struct Repeated { const T* p; };
+
+template <int COLUMNS, typename T> __device__ __forceinline__ Repeated<COLUMNS, T> repeated(const T* p) { return {p}; }
+
+template <typename Row, typename Path, int COLUMNS, typename T>
+__device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, T> columns, int v) {
+    Vec<T, Row::N> vector;
+    for (int j = 0; j < Row::N; j += Row::ACCESS) {
+        Access<T, Row::ACCESS> access = {};
+        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS, Path{});
+        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
+    }
+    return vector;
+}
+
+template <typename Row, typename Path, int COLUMNS, typename T>
+__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], Repeated<COLUMNS, T> columns) {
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) row[v] = load<Row, Path>(columns, v);
+}
+
 // Writes as the compiler chooses.
 struct PlainStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lngen.compiler.ir import D, Graph, Value
+from lngen.compiler.ir import D, Graph, Value, is_of_columns
 from lngen.compiler.lower.cuda.fragments import Statement, Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.spelling import Inputs, Spelling
 
@@ -108,7 +108,8 @@ class SetFinish:
     leading       leading dimension of these, in numbers
     interleave    interleaved partial sums of a column, where they are many
     handed        the totals of sets in the workspace
-    terms         of a sum over all sets: what a set adds
+    terms         of a sum over all sets, or heads: what each adds
+    heads         their number; 0 for sets, whose number follows from the rows
     shared        numbers of shared memory
     """
 
@@ -119,24 +120,41 @@ class SetFinish:
     leading: int = 0
     handed: tuple[str, ...] = ()
     terms: tuple[Statement, ...] = ()
+    heads: int = 0
     shared: int = 0
+
+    @property
+    def count(self) -> str:
+        """C++: how many sets, or heads, are added."""
+        return f"/* heads */ {self.heads}" if self.heads else "rows_ / inner_"
 
 
 def set_spelling(values: Iterable[Value]) -> Spelling:
     """A thread has one column of a set: of the [N, D] and [D] inputs ``values``, from memory, and of each result."""
     place = "{0}_ptr_[set_ * {0}_outer_ + col_]"
-    known = {v: f"{v.name}_ptr_[col_]" if v.type.axes == (D,) else place.format(v.name) for v in values}
+    known = {v: f"{v.name}_ptr_[{_column(v)}]" if is_of_columns(v) else place.format(v.name) for v in values}
     inputs = Inputs({v: text for v, text in known.items() if v.type.axes}, place="col_")
     return Spelling(inputs, store=place, partial="{}_strands_[s_]")
 
 
+def head_spelling(values: Iterable[Value], columns: int) -> Spelling:
+    """A thread has one column of a head of ``columns``: of the [D] and [E] inputs ``values``, from memory."""
+    place = f"(static_cast<int>(set_) * /* columns */ {columns} + col_)"
+    known = {v: f"{v.name}_ptr_[{place if v.type.along(D) is D else 'col_'}]" for v in values if v.type.axes}
+    return Spelling(Inputs(known, place=place), partial="{}_strands_[s_]")
+
+
 def column_sum_spelling(graph: Graph) -> Spelling:
     """A thread has a vector of columns, and adds terms to the sums of its elements."""
-    elements = {v: f"{c_name(v)}[i_]" for v in graph.params if D in v.type.axes}
+    elements = {v: f"{c_name(v)}[i_]" for v in graph.params if v.type.along(D)}
     return Spelling(Inputs(elements, place="Row::column(/* vector */ 0, i_)"), partial="{}_sums_[i_]")
+
+
+def _column(value: Value) -> str:
+    return f"col_ % {value.type.axes[0].period}" if value.type.axes[0].period else "col_"
 
 
 def column_spelling(values: Iterable[Value]) -> Spelling:
     """A thread has one column of each of the [D] inputs ``values``, from memory, and of each result."""
-    inputs = Inputs({v: f"{v.name}_ptr_[col_]" for v in values if v.type.axes == (D,)}, place="col_")
+    inputs = Inputs({v: f"{v.name}_ptr_[{_column(v)}]" for v in values if is_of_columns(v)}, place="col_")
     return Spelling(inputs, store="{}_ptr_[col_]")

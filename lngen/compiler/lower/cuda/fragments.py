@@ -55,13 +55,25 @@ class Statement:
 class Tensor:
     """An input or output of a kernel: its IR name, its C type, and its C name.
 
-    ``in_pairs``: the elements of a vector are converted two at a time, when it is stored.
+    ``in_pairs``: the elements of a vector are converted two at a time, when it is stored. ``period``: the elements of
+    an input that repeat along a row; 0 if it has one for each column.
     """
 
     name: str
     ctype: str
     cname: str
     in_pairs: bool = False
+    period: int = 0
+
+    @property
+    def columns(self) -> str:
+        """C++: where the columns of an input without rows begin."""
+        return columns_from(f"{self.name}_ptr_", self.period)
+
+
+def columns_from(begin: str, period: int) -> str:
+    """C++: columns that begin there, of which ``period`` repeat along a row, or none."""
+    return f"repeated</* columns */ {period}>({begin})" if period else begin
 
 
 @dataclass(frozen=True)

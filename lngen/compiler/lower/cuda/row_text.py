@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_of_set, is_segment_sum
+from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_of_columns, is_of_set, is_segment_sum
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, functor, taken
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, functor, taken, tensor
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -292,13 +292,20 @@ class RowKernel:
 def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     """The way in which the loops of the kernel read inputs, reduce and accumulate."""
     s, p = row.schedule, row.problem
-    access = {v: _access(v, row) for v in graph.params if D in v.type.axes}
+    access = {v: _access(v, row) for v in graph.params if v.type.along(D)}
     element, vector = ({v: texts[n] for v, texts in access.items() if texts[n]} for n in range(2))
     at_use = s.form == "registers" and p.column_sums > 0
-    widened = frozenset(v for v in graph.params if v.type.axes == (D,)) if row.widened else frozenset()
+    widened = frozenset(filter(is_of_columns, graph.params)) if row.widened else frozenset()
     array = "{real} {array}[Row::SEGMENTS];"
     return Spelling(
-        inputs=Inputs(element, vector, widened, at_use, taken=lambda v, at: _taken(v, at, row)),
+        inputs=Inputs(
+            element,
+            vector,
+            widened,
+            at_use,
+            of_vector="Row::column(v_, 0)",
+            taken=lambda v, at: _taken(v, at, row),
+        ),
         when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
         partial_when="if (stream_.has_row()) ",
         held_when=f"if (stream_.has_row(){'' if row.exact else ' && Row::holds(v_, i_)'}) ",
@@ -319,7 +326,7 @@ def _taken(v: Value, at: str, row: RowKernel) -> str:
 
 
 def _access(v: Value, row: RowKernel) -> tuple[str, str]:
-    """C++: the element ``i_`` of an [M, D] or [D] input, and the statement that makes its vector, if one is needed."""
+    """C++: the element ``i_`` of an [M, D], [D] or [E] input, and the statement of its vector, if it needs one."""
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
@@ -336,7 +343,7 @@ def _read(v: Value, row: RowKernel) -> str:
         return f"load<Row, PlainLoad>({v.name}_shared_, v_)"
     if v.type.axes == WIDE:
         return f"load<Row, {row.load}>({row.address(v.name, 'stream_.row')}, v_)"
-    where = address_of_set(v.name) if is_of_set(v) else f"{v.name}_ptr_"
+    where = address_of_set(v.name) if is_of_set(v) else tensor(v).columns
     return f"load<Row, {row.column_load}>({where}, v_)"
 
 

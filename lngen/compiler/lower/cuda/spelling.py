@@ -18,6 +18,7 @@ from lngen.compiler.ir import (
     ctype,
     is_column_fold,
     is_join,
+    is_over_heads,
     is_over_sets,
     is_segment_size,
     is_segment_sum,
@@ -50,7 +51,7 @@ class Inputs:
     vector    the statement, once per loop, that loads the vector ``v_`` of inputs that are not in registers
     widened   f16 inputs that are stored as floats
     at_use    f16 is converted at every use
-    place     the column of an element
+    place     the column of an element, and ``of_vector`` that of the first one of a vector, which is in one block
     taken     the element of an input at an index of its row
     """
 
@@ -59,6 +60,7 @@ class Inputs:
     widened: frozenset[Value] = frozenset()
     at_use: bool = False
     place: str = "Row::column(v_, i_)"
+    of_vector: str = ""
     taken: Callable[[Value, str], str] | None = None
 
     def spell(self, value: Value) -> str:
@@ -68,8 +70,8 @@ class Inputs:
     def statement(self, eqn: Eqn) -> Statement:
         """The C line of one equation: its IR name, its op's CUDA meaning, its IR text as note."""
         if eqn.op == "iota":
-            text = self.place if eqn.out.type.dtype is DType.I32 else f"static_cast<long long>({self.place})"
-            return self._defined(eqn, text)
+            text = self.place_along(eqn.axis)
+            return self._defined(eqn, text if eqn.out.type.dtype is DType.I32 else f"static_cast<long long>({text})")
         if eqn.op == "take":
             assert self.taken is not None, "rows alone have an element at an index"
             return self._defined(eqn, self.taken(eqn.args[0], self.spell(eqn.args[1])))
@@ -82,6 +84,12 @@ class Inputs:
             text = text.replace("f32_from_f16(", "f32_from_f16_at_use(")
         return self._defined(eqn, text)
 
+    def place_along(self, axis: Axis) -> str:
+        """The number along D, or along an axis that is derived from it."""
+        if axis.base is None:
+            return self.place
+        return f"{(self.of_vector if axis.by == '/' else '') or self.place} {axis.by} {axis.number}"
+
     def _defined(self, eqn: Eqn, text: str) -> Statement:
         return Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)} = {text};", note(eqn))
 
@@ -93,7 +101,8 @@ def note(eqn: Eqn) -> str:
 
 def tensor(value: Value) -> Tensor:
     """The tensor of a value."""
-    return Tensor(value.name, ctype(value.type.dtype), c_name(value))
+    axis = value.type.along(D)
+    return Tensor(value.name, ctype(value.type.dtype), c_name(value), period=axis.period if axis else 0)
 
 
 def tensors(values: Iterable[Value]) -> tuple[Tensor, ...]:
@@ -192,8 +201,8 @@ class Spelling:
 
 
 def _adds_columns(eqn: Eqn) -> bool:
-    """True for a sum over rows, or over sets of rows, of each column."""
-    return is_column_fold(eqn) or is_over_sets(eqn)
+    """True for a sum of each column: over rows, over sets of rows, or over heads."""
+    return is_column_fold(eqn) or is_over_sets(eqn) or is_over_heads(eqn)
 
 
 def phase_texts(graph: Graph, placed: Nest, spelling: Spelling) -> tuple[PhaseText, ...]:
