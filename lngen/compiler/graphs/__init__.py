@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.compiler.graphs import modulated, norms, softmax
+from lngen.compiler.graphs import heads, modulated, norms, softmax
 from lngen.compiler.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
@@ -24,6 +24,10 @@ _GROUPS: dict[str, tuple[_Described, ...]] = {
     "modulation": (
         (modulated.ada_layernorm, "layernorm(x) * (1 + scale) + shift, of each sample; also of residual + gate * x"),
         (modulated.ada_rmsnorm, "rmsnorm(x) * (1 + scale) + shift, of each sample; also of residual + gate * x"),
+    ),
+    "heads": (
+        (heads.qk_rmsnorm, "rmsnorm(x) of each head of q and k, whose weights repeat along a row"),
+        (heads.qk_layernorm, "layernorm(x) of each head of q and k, whose weights repeat along a row"),
     ),
     "gates and activations": (
         (norms.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),

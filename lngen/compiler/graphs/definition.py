@@ -198,6 +198,12 @@ class Definition:
         """The inputs that are declared to be classes, each with the number of those that are ignored."""
         return {**self.builder(options).classes}
 
+    def check_row(self, options: Options, d: int) -> None:
+        """SpecError for rows of ``d`` features that have not what the options say."""
+        least, what = self.builder(options).least_row
+        if d < least:
+            raise SpecError(f"graph '{self.name}': a row with {what} has {least} features at least, got d={d}.")
+
     def gradients(self, options: Options) -> dict[str, DType]:
         """The dtype of the gradient of each input that declares one."""
         return {**self.builder(options).gradients}
@@ -231,7 +237,7 @@ def _declare(b: GraphBuilder, param: Value) -> Value:
 
 
 # Of a builder, beside its graph.
-NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "classes", "gradients")
+NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "classes", "gradients", "least_row")
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,7 @@ class GraphBuilder(Builder):
         self.positive: set[str] = set()  # inputs that the graph is defined for if they are positive
         self.classes: dict[str, int] = {}  # inputs of classes, each with the number of those that are ignored
         self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
+        self.least_row = 1, ""  # the least features of a row, and what has so many
         self._named: dict[Value, str] = {}  # which were given after their equations
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
@@ -223,6 +224,10 @@ class GraphBuilder(Builder):
         option.check(self.name, name)
         self.declared[name] = option
         return chosen_value(self.name, name, option, dict(self.options.chosen).get(name, option.default))
+
+    def needs_row(self, features: int, what: str) -> None:
+        """A row has that many features at least, because it has ``what``."""
+        self.least_row = max(self.least_row, (features, what))
 
     def refuse(self, why: str) -> NoReturn:
         """SpecError: options, or an option and a dtype, that exclude each other."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder
 from lngen.compiler.graphs.quantised import Returned, returned
-from lngen.compiler.ir import D, DType, M, Value
+from lngen.compiler.ir import Axis, D, DType, M, Value
 from lngen.compiler.ir.names import widened
 
 
@@ -29,18 +29,23 @@ class Weights:
         beta: bool = True,
         one: bool = False,
         rounding: DType | None = None,
+        axis: Axis = D,
     ) -> Weights:
         """The inputs gamma and beta, whose names end in ``suffix``; ``gamma``, ``beta``: whether they are the default.
 
         ``one``: gamma is the weight less 1, so rows are multiplied by 1 + gamma, added in the compute dtype (in bf16 a
-        gamma below 2^-9 would be lost). SpecError without the gamma that this needs.
+        gamma below 2^-9 would be lost). SpecError without the gamma that this needs. ``axis``: D, or the columns that
+        repeat along a row.
         """
-        gamma32 = b.optional_input(f"gamma{suffix}", D, default=gamma)
-        beta32 = b.optional_input(f"beta{suffix}", D, default=beta)
-        if one and gamma32 is None:
+        gamma32 = b.optional_input(f"gamma{suffix}", axis, default=gamma)
+        beta32 = b.optional_input(f"beta{suffix}", axis, default=beta)
+        return cls(gamma32, beta32, rounding).centred_at(b, suffix, one)
+
+    def centred_at(self, b: GraphBuilder, suffix: str, one: bool) -> Weights:
+        """The same, with ``one`` added to gamma."""
+        if one and self.gamma is None:
             b.refuse(f"1 + gamma{suffix} needs gamma{suffix}; leave gamma{suffix}=no or zero_centred=yes away.")
-        weights = cls(gamma32, beta32, rounding)
-        return weights.plus_one(b, suffix) if one else weights
+        return self.plus_one(b, suffix) if one else self
 
     def plus_one(self, b: GraphBuilder, suffix: str = "", rounding: DType | None = None) -> Weights:
         """The same with 1 + gamma for a gamma that is there, ``rounding``: to this dtype."""
@@ -100,34 +105,42 @@ def rmsnorm(b: GraphBuilder) -> None:
     returned(b, cast_weights(b).apply(b, scaled(b, x32)))
 
 
-def centred(b: GraphBuilder, x32: Value) -> Value:
-    """(x - mean) * rstd, and its statistics."""
-    mean = b.reduce_mean("mean", x32, axis=D)
+def centred(b: GraphBuilder, x32: Value, to: Axis | None = None) -> Value:
+    """(x - mean) * rstd of a row, or of what it has of each of ``to``, and the statistics of a row."""
+    mean = b.reduce_mean("mean", x32, axis=D, to=to)
     xc = b.sub("xc", x32, mean)
-    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D)
+    var = b.reduce_mean("var", b.mul("xc2", xc, xc), axis=D, to=to)
     rstd = b.rsqrt("rstd", b.add("veps", var, b.eps()))
     xhat = b.mul("xhat", xc, rstd)
-    b.statistic(mean)
-    b.statistic(rstd)
+    if to is None:
+        b.statistic(mean)
+        b.statistic(rstd)
     return xhat
 
 
-def scaled(b: GraphBuilder, x32: Value) -> Value:
-    """x * rstd, rstd of the mean square, and its statistic."""
-    ms = b.reduce_mean("ms", b.mul("x2", x32, x32), axis=D)
+def scaled(b: GraphBuilder, x32: Value, to: Axis | None = None) -> Value:
+    """x * rstd, rstd of the mean square of a row, or of what it has of each of ``to``; and the statistic of a row."""
+    ms = b.reduce_mean("ms", b.mul("x2", x32, x32), axis=D, to=to)
     rstd = b.rsqrt("rstd", b.add("mseps", ms, b.eps()))
     xhat = b.mul("xhat", x32, rstd)
-    b.statistic(rstd)
+    if to is None:
+        b.statistic(rstd)
     return xhat
 
 
-def cast_weights(b: GraphBuilder, orders: tuple[str, ...] = CASTS, *, beta: bool = False) -> Weights:
-    """gamma and beta with the order of roundings of the option ``casts``; ``beta`` as in ``Weights.inputs``."""
+def cast_weights(
+    b: GraphBuilder,
+    orders: tuple[str, ...] = CASTS,
+    *,
+    beta: bool = False,
+    inputs: Callable[..., Weights] = Weights.inputs,
+) -> Weights:
+    """gamma and beta with the order of roundings of the option ``casts``; ``inputs`` as ``Weights.inputs``."""
     casts, one = str(b.option("casts", "once", orders, "order of roundings")), zero_centred(b)
     if one and casts in ("gemma", "nemotron"):
         b.refuse(f"casts={casts} multiplies by 1 + gamma already; leave zero_centred=yes away.")
     rounding = {"llama": b.options.dtype, "t5": b.options.weight}.get(casts)
-    weights = Weights.inputs(b, beta=beta, one=one, rounding=rounding)
+    weights = inputs(b, beta=beta, one=one, rounding=rounding)
     if casts == "nemotron":
         return weights.plus_one(b, rounding=b.options.weight)
     return weights.plus_one(b) if casts == "gemma" else weights

@@ -16,6 +16,7 @@ from lngen.compiler.ir import (
     D,
     Eqn,
     Graph,
+    Lengths,
     M,
     Value,
     is_column_fold,
@@ -23,6 +24,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.places import downstream
+from lngen.compiler.ir.types import Attrs
 from lngen.compiler.passes.edit import dce
 from lngen.compiler.passes.order import orders, rule_of
 
@@ -31,11 +33,17 @@ ALONG_D = (("axis", D),)
 
 @dataclass(frozen=True)
 class Centred:
-    """x - mean(x), the mean, and the sum from which the mean is computed."""
+    """x - mean(x), the mean, and the sum from which the mean is computed: of a row, or of each of its blocks ``to``."""
 
     x: Value
     mean: Value
     total: Value
+    to: Axis | None = None
+
+    @property
+    def attrs(self) -> Attrs:
+        """Those of its sums."""
+        return ALONG_D if self.to is None else (*ALONG_D, ("to", self.to))
 
 
 @dataclass
@@ -109,7 +117,8 @@ class _Spread:
         self.b, self.graph, self.d = b, graph, d
         self.producer, self.known = graph.producers(), centred(graph, d)
         found = ((e, centred_operand(e, self.known)) for e in graph.eqns)
-        self.variances = {e.out: c for e, c in found if c and not _depends_between(graph, e, c.x)}
+        rows = ((e, c) for e, c in found if c and c.to is None)
+        self.variances = {e.out: c for e, c in rows if not _depends_between(graph, e, c.x)}
         self.sums, self.means = ({getattr(c, key): c.x for c in self.variances.values()} for key in ("total", "mean"))
         self.rescales = not any(map(is_column_fold, graph.eqns))
         self.parts: dict[Value, _Segments] = {}
@@ -179,30 +188,32 @@ def centred(graph: Graph, d: int) -> dict[Value, Centred]:
     """Every x - mean(x) over D of rows."""
     producer, found = graph.producers(), {}
     for eqn in graph.eqns:
-        if (
-            eqn.op == "sub"
-            and M in eqn.args[0].type.axes
-            and (total := _total(producer.get(eqn.args[1]), eqn.args[0], producer, d))
-        ):
-            x, mean = eqn.args
-            found[eqn.out] = Centred(x, mean, total)
+        if eqn.op == "sub" and M in eqn.args[0].type.axes and (one := _centred(eqn, producer, d)):
+            found[eqn.out] = one
     return found
 
 
-def _total(mean: Eqn | None, x: Value, producer: dict[Value, Eqn], d: int) -> Value | None:
-    """The sum of x over D that ``mean`` divides by ``d``, if it does."""
-    if mean is None or mean.op != "div":
+def _centred(sub: Eqn, producer: dict[Value, Eqn], d: int) -> Centred | None:
+    """x - mean if the mean is the sum of x over D, or over blocks of D, divided by the length."""
+    x, mean = sub.args
+    by = producer.get(mean)
+    total, count = (producer.get(a) for a in by.args) if by is not None and by.op == "div" else (None, None)
+    if total is None or count is None or (total.op, count.op) != ("reduce_sum", "const"):
         return None
-    total, count = (producer.get(a) for a in mean.args)
-    if total is None or count is None or count.op != "const" or count.value != d:
-        return None
-    return total.out if (total.op, total.args, total.attrs) == ("reduce_sum", (x,), ALONG_D) else None
+    found = Centred(x, mean, total.out, total.to)
+    return found if (total.args, total.attrs) == ((x,), found.attrs) and count.value == _length(found, d) else None
+
+
+def _length(of: Centred, d: int) -> int:
+    """The elements of which it is the mean."""
+    return d if of.to is None or of.to.base is not D else Lengths({D: d}).per(D, of.to)
 
 
 def centred_operand(eqn: Eqn, found: dict[Value, Centred]) -> Centred | None:
     """The operand of a sum of squares over D, if it is a distance from a mean."""
-    squares = (eqn.op, eqn.attrs) == ("reduce_dot", ALONG_D) and eqn.args[0] == eqn.args[1]
-    return found.get(eqn.args[0]) if squares else None
+    squares = eqn.op == "reduce_dot" and eqn.args[0] == eqn.args[1]
+    centre = found.get(eqn.args[0]) if squares else None
+    return centre if centre is not None and eqn.attrs == centre.attrs else None
 
 
 def _scaled(
@@ -255,7 +266,7 @@ def _depends_between(graph: Graph, spread: Eqn, x: Value) -> bool:
 
 
 def compensate(graph: Graph, d: int) -> Graph:
-    """Correct every mean of ``d`` elements whose distances are squared and summed anyway (f32 only).
+    """Correct every mean of rows of ``d``, or of blocks, whose distances are squared and summed anyway (f32 only).
 
     before:                                         after:  %mean_first = div %mean_sum, %d_size
                                                             %xc_first   = sub %x, %mean_first
@@ -275,7 +286,8 @@ def compensate(graph: Graph, d: int) -> Graph:
     stay as they are (``is_rounded``).
     """
     known = centred(graph, d)
-    sums = {e.out: e.args[0] for e in graph.eqns if (c := centred_operand(e, known)) and is_rounded(graph, c.x, d)}
+    found = ((e, centred_operand(e, known)) for e in graph.eqns)
+    sums = {e.out: e.args[0] for e, c in found if c and is_rounded(graph, c.x, _length(c, d))}
     corrected = {known[xc].mean: (xc, var_sum) for var_sum, xc in sums.items()}
     if not corrected:
         return graph
@@ -293,7 +305,8 @@ def _correct(b: Builder, mean: Eqn, row: Centred, xc: Value, var_sum: Value) -> 
     """The equations that define the mean, the distances from it and the sum of their squares."""
     first = b.div(f"{mean.out.name}_first", *mean.args)
     far = b.sub(f"{xc.name}_first", row.x, first)
-    off_sum, squares = b.reduce_sum("off_sum", far, axis=D), b.reduce_dot("squares", far, far, axis=D)
+    off_sum = b.reduce_sum("off_sum", far, axis=D, to=row.to)
+    squares = b.reduce_dot("squares", far, far, axis=D, to=row.to)
     off = b.div("off", off_sum, mean.args[1])
     less = b.fma("less", b.neg("neg_off", off), off_sum, squares)
     b.eqns += [Eqn(mean.out, "add", (first, off)), Eqn(xc, "sub", (row.x, mean.out))]

@@ -265,6 +265,7 @@ class Spec:
     @cached_property
     def _trace(self) -> passes.Trace:
         trace = passes.Trace(build=self.forward())
+        self.definition.check_row(self.options, self.d)
         if self.direction == "fwd":
             self._check_saved()
             passes.finish(trace["build"], self.d, trace, self.blocks, self.order, self.functions, stretch=self.stretch)
