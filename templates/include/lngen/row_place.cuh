@@ -15,8 +15,9 @@ namespace lngen {
 // divides by 32 bits where both numbers have no more.
 struct RowPlace {
     const long long quotient, remainder;
-    __device__ __forceinline__ RowPlace(long long row, long long inner)
-        : quotient(row / inner), remainder(row - row / inner * inner) {}
+    __device__ __forceinline__ RowPlace(long long row, long long inner) : RowPlace(row, inner, row / inner) {}
+    __device__ __forceinline__ RowPlace(long long row, long long inner, long long quotient)
+        : quotient(quotient), remainder(row - quotient * inner) {}
 };
 
 // The address of a row; distances are in elements.

@@ -215,7 +215,7 @@ class RowKernel:
 
     def partials(self, column_sum: Sum) -> str:
         """C++: the block's row of partial sums of a column sum."""
-        number = "stream_.number" if self.by_stretches else "static_cast<long long>(Row::grid_index())"
+        number = "stream_.number()" if self.by_stretches else "static_cast<long long>(Row::grid_index())"
         offset = f"{number} * /* leading */ {leading_dimension(self.problem)}"
         return f"{column_sum.partials} + {offset}"
 
