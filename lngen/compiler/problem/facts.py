@@ -106,6 +106,14 @@ class Problem:
         return min(self.input_sizes, default=4)
 
     @cached_property
+    def kept_sizes(self) -> tuple[int, ...]:
+        """Bytes per element of each input that may stay in registers from row to row: [D], and those of a set of rows.
+
+        A block with column sums takes the rows of a set one after the other.
+        """
+        return (*self.column_sizes, *(self.set_sizes if self.stretch and self.column_sums else ()))
+
+    @cached_property
     def chunks(self) -> int:
         """Chunks per row; the last one may be partial."""
         return -(-self.d // self.chunk)

@@ -175,7 +175,7 @@ def registers(s: Schedule, p: Problem) -> int:
     elements = vectors_per_thread(s, p) * p.chunk
     real = p.real_size / 4
     inputs = sum(max(size, 4 if p.run == 1 else 0) for size in p.input_sizes) / 4
-    weights = sum(p.column_sizes) / 4
+    weights = sum(p.kept_sizes) / 4
     if s.form == "multipass":
         return round(BASE_REGISTERS + 2 * p.chunk * len(p.input_sizes) * real)
     held = s.form not in STAGED or s.row_in_registers
@@ -197,9 +197,9 @@ def widened_registers(s: Schedule, p: Problem) -> float:
     """
     if s.form not in STAGED or not s.cached_weights or (p.column_sums and p.run > 1 and not s.early_release):
         return 0
-    widened = sum(4 - size for size in p.column_sizes if size < 4) / 4
+    widened = sum(4 - size for size in p.kept_sizes if size < 4) / 4
     held = sum(max(size, 4 if p.run == 1 else 0) for size in p.input_sizes) / 4 * s.row_in_registers
-    words = p.column_sums * p.real_size / 4 + sum(p.column_sizes) / 4 + held
+    words = p.column_sums * p.real_size / 4 + sum(p.kept_sizes) / 4 + held
     own = PACKED_BASE + PACKED_F64 * (p.real_size > 4) + 2 * p.chunk
     room = PACKED_LESS if p.run == 1 or p.column_sums else 1
     return (own + vectors_per_thread(s, p) * p.chunk * (words + widened)) / room if widened else 0

@@ -195,7 +195,7 @@ def _weight_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """The rule for [D] inputs that stay in registers."""
     may_cache = s.form in STAGED or (s.form == "registers" and not p.column_sums)
     yield (
-        not s.cached_weights or (bool(p.column_sizes) and may_cache),
+        not s.cached_weights or (bool(p.kept_sizes) and may_cache),
         lambda: f"cached_weights belongs to a [D] input and form={ANY_STAGED}, or form=registers without column sums",
     )
 

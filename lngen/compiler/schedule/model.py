@@ -148,7 +148,7 @@ def features(c: Schedules, p: Problem, rows: int, device: Device) -> Features:
     inputs, staged, cp_async = len(p.input_sizes), c.has_form(*STAGED), c.has_form("cp_async")
     multipass, threads, prefetch = c.has_form("multipass"), c.field("threads"), c.field("prefetch")
     tma_store, dynamic = c.field("tma_store"), c.field("dynamic")
-    late_weights = (1 - c.field("cached_weights")) * bool(p.column_sizes)
+    late_weights = (1 - c.field("cached_weights")) * bool(p.kept_sizes)
     ahead = c.each(rows_ahead, "stages", "early_release")
     clusters = c.each(lambda s: device.resident_clusters(s.cluster), "cluster") * c.field("blocks_per_sm")
     return Features(
@@ -194,7 +194,7 @@ def _unpacked(c: Schedules, p: Problem, late_weights: Numbers) -> Numbers:
     options = ("cached_weights", "row_in_registers", "early_release")
     widened = c.each(lambda s: widened_registers(s, p), *SHARE, *options)
     packed = widened > c.each(register_limit, *BLOCK)
-    return sum(size < 4 for size in p.column_sizes) * np.maximum(late_weights, packed)
+    return sum(size < 4 for size in p.kept_sizes) * np.maximum(late_weights, packed)
 
 
 def _spill_factor(c: Schedules, p: Problem, device: Device) -> Numbers:

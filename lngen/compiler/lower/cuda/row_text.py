@@ -111,6 +111,11 @@ class RowKernel:
         return self.problem.stretch is not None and self.problem.column_sums > 0
 
     @property
+    def keeps_sets(self) -> bool:
+        """True if inputs of a set of rows stay in registers while its rows are added."""
+        return self.by_stretches and self.schedule.cached_weights
+
+    @property
     def first_row(self) -> str:
         """C++: the first row of a row group of a persistent grid, for the prefetch."""
         return (
@@ -330,11 +335,11 @@ def _access(v: Value, row: RowKernel) -> tuple[str, str]:
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
-    if v.type.axes == WIDE or is_of_set(v) or not s.cached_weights:
+    if v.type.axes == WIDE or (is_of_set(v) and not row.keeps_sets) or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
     if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
         return f"{name}[i_]", f"const auto {name} = packed({v.name}_cached_[v_]);"
-    return f"{v.name}_{'wide' if row.widened else 'cached'}_[v_][i_]", ""
+    return f"{v.name}_{'wide' if row.widened and not is_of_set(v) else 'cached'}_[v_][i_]", ""
 
 
 def _read(v: Value, row: RowKernel) -> str:
