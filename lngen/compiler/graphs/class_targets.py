@@ -173,6 +173,7 @@ class _Loss:
     def __init__(self, b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
         self.b, self.scale = b, scale
         self.smoothing, self.z_loss, self.softcap = (float(said[k]) for k in ("label_smoothing", "z_loss", "softcap"))
+        b.bounds_row(int(MOST_EXACT), "classes as numbers of f32")
         x, self.targets = b.input("x", M, D), Targets(b, said)
         self.known = self.targets.known(b.size("classes", D, b.compute))
         self.class_weight: Value | None = None

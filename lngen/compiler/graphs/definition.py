@@ -200,9 +200,10 @@ class Definition:
 
     def check_row(self, options: Options, d: int) -> None:
         """SpecError for rows of ``d`` features that have not what the options say."""
-        least, what = self.builder(options).least_row
-        if d < least:
-            raise SpecError(f"graph '{self.name}': a row with {what} has {least} features at least, got d={d}.")
+        b = self.builder(options)
+        for (bound, what), beyond, word in ((b.least_row, -1, "least"), (b.most_row, 1, "most")):
+            if what and (d - bound) * beyond > 0:
+                raise SpecError(f"graph '{self.name}': a row with {what} has {bound} features at {word}, got d={d}.")
 
     def gradients(self, options: Options) -> dict[str, DType]:
         """The dtype of the gradient of each input that declares one."""
@@ -237,7 +238,7 @@ def _declare(b: GraphBuilder, param: Value) -> Value:
 
 
 # Of a builder, beside its graph.
-NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "classes", "gradients", "least_row")
+NOTES = ("declared", "standing", "takes_eps", "constants", "positive", "classes", "gradients", "least_row", "most_row")
 
 
 @dataclass(frozen=True)

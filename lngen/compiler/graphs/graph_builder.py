@@ -133,6 +133,7 @@ class GraphBuilder(Builder):
         self.classes: dict[str, int] = {}  # inputs of classes, each with the number of those that are ignored
         self.gradients: dict[str, DType] = {}  # of inputs whose gradient has a dtype of its own
         self.least_row = 1, ""  # the least features of a row, and what has so many
+        self.most_row = 2**31 - 1, ""  # and the most
         self._named: dict[Value, str] = {}  # which were given after their equations
         self.compute = compute_dtype(options.dtype, options.weight, options.out)
 
@@ -228,6 +229,10 @@ class GraphBuilder(Builder):
     def needs_row(self, features: int, what: str) -> None:
         """A row has that many features at least, because it has ``what``."""
         self.least_row = max(self.least_row, (features, what))
+
+    def bounds_row(self, features: int, what: str) -> None:
+        """A row has that many features at most, because it has ``what``."""
+        self.most_row = min(self.most_row, (features, what))
 
     def refuse(self, why: str) -> NoReturn:
         """SpecError: options, or an option and a dtype, that exclude each other."""
