@@ -30,8 +30,8 @@ from lngen.launch import driver
 from paths import ROOT
 
 TOPICS = (
-    "adding", "c", "cross_entropy", "family", "glossary", "graph", "inspect", "layout", "manifest", "modulated",
-    "numbers", "numerics", "packs", "performance", "quantised", "reference", "results", "testing", "torch",
+    "adding", "c", "cross_entropy", "family", "glossary", "graph", "heads", "inspect", "layout", "manifest",
+    "modulated", "numbers", "numerics", "packs", "performance", "quantised", "reference", "results", "testing", "torch",
 )  # fmt: skip
 PAGES = {path.stem: path for path in sorted((ROOT / "lngen" / "docs").glob("*.md"))}
 TEXTS = {

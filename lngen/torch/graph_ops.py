@@ -32,7 +32,7 @@ from lngen.proof.torch_graph import evaluate
 from lngen.torch.bridge import FROM_TORCH, Side, TorchError, TorchMissing, like, run, shown, side, text_of
 
 Given = Sequence[torch.Tensor | None]
-Chosen = tuple[tuple[str, bool | str], ...]  # options and their values
+Chosen = tuple[tuple[str, bool | float | str], ...]  # options and their values
 
 # Options under which a graph has all the numbers that its results may depend on.
 RULES: tuple[Chosen, ...] = (
@@ -40,6 +40,7 @@ RULES: tuple[Chosen, ...] = (
     (("amax_max", True), ("quant", "e4m3")),
     (("amax", True), ("quant", "e4m3")),
     (("x_grad", True),),
+    (("k_heads", 1),),
 )
 
 LIBRARY = torch.library.Library("lngen", "DEF")  # the operators live as long as this
@@ -52,7 +53,7 @@ class GraphOps:
 
     axes      of the tensors that forward may take, by name, in order; ``optional``: those that may be None; ``lead``:
               the one that gives D, the dtype and the device; ``whole``: the dtypes of those with whole numbers;
-              ``numbers``: those that some options ask for, which stand at the end and may be left out
+              ``numbers``: those that some options ask for, weights too; they are last and may be left out
     defaults  of the options; ``base``: those that all calls have
     taken     names of the tensors that backward may take: cotangents, inputs, and what forward saved
     """
@@ -81,7 +82,8 @@ class GraphOps:
         self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
         self.optional = {name for name in types if whole and isinstance(self.defaults.get(name), bool)}
         self.outputs = [v.name for v in full.results]
-        self.taken = [*(f"d{name}" for name in self.outputs), *types, *definition.saved(options)]
+        weights = [name for name, axes in self.numbers.items() if axes]
+        self.taken = [*(f"d{name}" for name in self.outputs), *types, *weights, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
         tensors = ", ".join(
             [f"Tensor? {n}" if n in self.optional else f"Tensor {n}" for n in types]

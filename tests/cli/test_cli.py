@@ -15,6 +15,7 @@ import tune_fakes
 from bench_fakes import RECORDS
 from child import output, start
 from commands import call, fails, prints
+from graph_names import whole_heads
 from lngen.cli import COMMANDS, cli
 from lngen.cli.output import OutFile, unwritable
 from lngen.compiler.emit import emit
@@ -209,7 +210,7 @@ def test_list_names_every_graph_input_and_key() -> None:
         (offered,) = (k["meaning"].rpartition(": ")[2] for k in graph["keys"] if k["key"] == "dtype")
         assert f"{offered} ".startswith("f16 bf16 f32")
         needed = offered.partition("f64")[2].removeprefix(" with ")
-        wide = f"{graph['name']}.fwd:d=8,dtype=f64"
+        wide = f"{graph['name']}.fwd:d={whole_heads(graph['name'], 8)},dtype=f64"
         if "f64" in offered:
             assert parse_spec(f"{wide}{',' * bool(needed)}{needed}").graph()
         if "f64" not in offered or needed:

@@ -25,8 +25,10 @@ from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array, round_to
 from lngen.errors import LngenError, SpecError
 from lngen.launch.runtime import Norm
 
-LENGTH, ROWS = 8, 3
+LENGTH, HEAD, ROWS = 8, 128, 3
 DTYPES = ("f16", "bf16", "f32", "f64")
+
+NUMBERS = {"head": "64", "k_heads": "1"}  # of options that take few
 
 Keys = dict[str, str]
 
@@ -41,7 +43,7 @@ def values(graph: str) -> dict[str, tuple[str, ...]]:
         if isinstance(option.default, bool):
             found[name] = ("no" if option.default else "yes",)
         else:
-            found[name] = tuple(c for c in option.choices if c != option.default) or ("0.5",)
+            found[name] = tuple(c for c in option.choices if c != option.default) or (NUMBERS.get(name, "0.5"),)
     switches = (n for n, o in declared.items() if o.default is False and n != "zero_centred" and not o.of_forward)
     added = tuple((n, True) for n in switches if _fits(definition, replace(plain, chosen=((n, True),))))
     whole = replace(plain, chosen=added)
@@ -82,7 +84,7 @@ class Answer:
 def answer(graph: str, keys: Keys) -> Answer:
     """One pair: compile may refuse it with an LngenError; nothing else may raise."""
     try:
-        norm = lngen.compile(graph, d=LENGTH, **keys)
+        norm = lngen.compile(graph, d=HEAD if GRAPHS[graph].group == "heads" else LENGTH, **keys)
     except LngenError as error:
         return Answer("refused", re.sub(r"'[^']*'|\d+|, expected.*", "...", str(error).splitlines()[0]))
     except Exception:  # the next pair is tried
@@ -97,27 +99,28 @@ def answer(graph: str, keys: Keys) -> Answer:
 def step(norm: Norm) -> None:
     """Shapes and dtypes are those that the specs say, and every number is finite."""
     rng, forward, backward = np.random.default_rng(27), norm.spec(), norm.spec("bwd")
-    y, saved = norm.forward(**{p.name: drawn(rng, p) for p in forward.forward().params})
+    d = forward.d
+    y, saved = norm.forward(**{p.name: drawn(rng, p, d) for p in forward.forward().params})
     outputs = forward.definition.outputs(forward.options)
     types = {r.name: r for s in (forward, backward) for r in s.forward().results}
     for name, got in zip(outputs, y if isinstance(y, tuple) else (y,), strict=True):
-        check(name, got, types[name].type.shape(ROWS, LENGTH), types[name].type.dtype)
-    cotangents = tuple(drawn(rng, types[name]) for name in backward.differentiated)
+        check(name, got, types[name].type.shape(ROWS, d), types[name].type.dtype)
+    cotangents = tuple(drawn(rng, types[name], d) for name in backward.differentiated)
     stored = {p.name: p.type for p in backward.forward().params}
     wide = {r.name: r.type.dtype for r in backward.graph().results}
     out = tuple(
-        np.zeros(stored[n].shape(ROWS, LENGTH), NUMPY_DTYPE[wide[f"d{n}"]]) if n in backward.accumulate else None
+        np.zeros(stored[n].shape(ROWS, d), NUMPY_DTYPE[wide[f"d{n}"]]) if n in backward.accumulate else None
         for n in backward.differentiates
     )
     found = norm.backward(cotangents, saved, out=out if backward.accumulate else None)
     shared = backward.graph().shared
     for name, got in zip(backward.differentiates, found, strict=True):
-        check(f"d{name}", got, stored[name].shape(ROWS, LENGTH), wide[shared.get(f"d{name}", f"d{name}")])
+        check(f"d{name}", got, stored[name].shape(ROWS, d), wide[shared.get(f"d{name}", f"d{name}")])
 
 
-def drawn(rng: np.random.Generator, value: Value) -> Array:
+def drawn(rng: np.random.Generator, value: Value, d: int) -> Array:
     """Numbers of size 0.5 to 1.5; those of rows have both signs, whole ones are 1."""
-    shape = value.type.shape(ROWS, LENGTH)
+    shape = value.type.shape(ROWS, d)
     numbers = rng.uniform(0.5, 1.5, shape)
     if not value.type.dtype.digits:
         return np.ones(shape, NUMPY_DTYPE[value.type.dtype])

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 import lngen.torch as L
+from graph_names import whole_heads
 from lngen.compiler.graphs import GRAPHS
 from lngen.errors import SpecError
 from lngen.proof.torch_graph import torch_function
@@ -45,10 +46,10 @@ def test_a_second_derivative_is_that_of_the_forward(graph: str, keys: Keys) -> N
     except SpecError:  # options that exclude each other
         return
     torch.manual_seed(0)
-    spec = function.spec
+    spec, d = function.spec, whole_heads(graph, D)
     differentiable = spec.definition.differentiable(spec.options)
     given = {
-        p.name: torch.randn(p.type.shape(ROWS, D)).to(TO_TORCH[p.type.dtype]).requires_grad_(p.name in differentiable)
+        p.name: torch.randn(p.type.shape(ROWS, d)).to(TO_TORCH[p.type.dtype]).requires_grad_(p.name in differentiable)
         for p in spec.forward().tensors
     }
     given |= {name: torch.arange(ROWS).to(given[name].dtype) for name in spec.classes}

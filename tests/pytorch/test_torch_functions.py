@@ -8,7 +8,9 @@ import torch
 from torch.nn import functional as F
 
 import lngen.torch as L
+from graph_names import HEADS
 from lngen.torch.graph_ops import OPS, GraphOps
+from set_cases import OF_SETS
 from torch_calls import CALLS, FORMULAS, D, Function
 
 WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale", "class_weight")
@@ -39,6 +41,7 @@ def test_an_operator_passes_pytorchs_own_checks(name: str, every: bool) -> None:
 
 
 WITH_F64 = [name for name in OPS if name.endswith(("layernorm", "rmsnorm", "l2norm")) and "gated" not in name]
+WITH_F64 = [name for name in WITH_F64 if name not in HEADS]  # which the tests of heads have
 
 
 @pytest.mark.parametrize("name", WITH_F64)
@@ -54,6 +57,18 @@ def test_first_and_second_derivatives_are_those_of_differences(name: str) -> Non
 
     assert torch.autograd.gradcheck(outputs, present)
     assert torch.autograd.gradgradcheck(outputs, present)
+
+
+@pytest.mark.parametrize("keys", [{"k_heads": 1}, {}, {"head_weights": "own"}], ids=str)
+@pytest.mark.parametrize("name", HEADS)
+def test_derivatives_of_heads_are_those_of_differences(name: str, keys: dict[str, Any]) -> None:
+    """The first and second ones, of two heads of q and one of k."""
+    torch.manual_seed(1)
+    function = L.function(name, head=16, **keys)
+    shapes = [p.type.shape(2, 48) for p in function.spec.forward().tensors]
+    given = [torch.randn(shape).double().requires_grad_() for shape in shapes]
+    assert torch.autograd.gradcheck(lambda *some: function(*some, eps=1e-5), given)
+    assert torch.autograd.gradgradcheck(lambda *some: function(*some, eps=1e-5), given)
 
 
 PAIRS: dict[str, tuple[Function, Function]] = {name: (call, FORMULAS[name]) for name, call in CALLS.items()} | {
@@ -155,7 +170,7 @@ def test_a_jagged_tensor_is_that_of_its_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("weight", ["colscale", "beta"])
-@pytest.mark.parametrize("name", [n for n in OPS if "parallel" not in n and "ada_" not in n])
+@pytest.mark.parametrize("name", [n for n in OPS if "parallel" not in n and n not in OF_SETS | HEADS.keys()])
 def test_each_weight_alone_may_be_wider_than_the_rows(name: str, weight: str) -> None:
     """Also one that is absent by default."""
     ops = OPS[name]

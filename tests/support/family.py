@@ -39,6 +39,8 @@ class Keys:
     z_loss: float = 0.0
     softcap: float = 0.0
     reduction: str = "none"
+    head: int = 128
+    k_heads: int = 0
 
 
 Formula = Callable[[Tensors, Keys], Results]
@@ -103,6 +105,24 @@ def member(name: str) -> Formula:
     return formula
 
 
+def of_heads(norm: Callable[[Tensor, Keys], tuple[Tensor, Results]]) -> Formula:
+    """A norm of each head of a row, the last of which are those of k: weights of every head, [D], or of one."""
+
+    def every(t: Tensors, name: str, heads: int, keys: Keys) -> Tensor | None:
+        given = t.get(name)
+        if given is not None and keys.k_heads:
+            return torch.cat([*[given] * (heads - keys.k_heads), *[t[f"{name}_k"]] * keys.k_heads])
+        return given if given is None else given.repeat(heads * keys.head // len(given))
+
+    def formula(t: Tensors, keys: Keys) -> Results:
+        x = t["x"].unflatten(-1, (-1, keys.head))
+        weights = {name: every(t, name, x.shape[-2], keys) for name in ("gamma", "beta")}
+        xhat = norm(x, keys)[0].flatten(-2)
+        return {"y": weighted(xhat, {n: w for n, w in weights.items() if w is not None}, keys)}
+
+    return formula
+
+
 def dyt(t: Tensors, keys: Keys) -> Results:
     return {"y": weighted(torch.tanh(t["alpha"] * t["x"]), t, keys)}
 
@@ -156,6 +176,8 @@ NORMS = ("layernorm", "rmsnorm")
 FORMULAS: dict[str, Formula] = {
     **{f"{prefix}{norm}": member(f"{prefix}{norm}") for prefix in PREFIXES for norm in NORMS},
     **{f"{norm}{end}": member(f"{norm}{end}") for end in ENDS for norm in NORMS},
+    "qk_layernorm": of_heads(standardised),
+    "qk_rmsnorm": of_heads(scaled),
     **{f.__name__: f for f in (l2norm, dyt, softmax, log_softmax, cross_entropy)},
 }
 
@@ -168,6 +190,7 @@ def keys_of(given: Mapping[str, Any]) -> Keys:
     read = {
         "eps": float,
         "ignore_index": lambda number: int(float(number)),
+        **dict.fromkeys(("head", "k_heads"), lambda number: int(float(number))),
         **dict.fromkeys(("scale", "label_smoothing", "z_loss", "softcap"), float),
         **dict.fromkeys(("zero_centred", "gate_first"), lambda text: text == "yes"),
         **dict.fromkeys(("casts", "guard", "act", "target", "reduction"), str),

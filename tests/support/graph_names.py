@@ -4,10 +4,18 @@ from lngen.compiler.graphs import GRAPHS
 from lngen.compiler.spec import parse_spec
 from lngen.errors import VerifyError
 
+HEADS = {name: 128 for name, graph in GRAPHS.items() if graph.group == "heads"}  # features of a head, by default
+
+
+def whole_heads(name: str, d: int) -> int:
+    """``d``, or for a graph of heads the features of as many whole heads as have so many."""
+    head = HEADS.get(name, 1)
+    return -(-d // head) * head
+
 
 def _in_f64(name: str) -> bool:
     try:
-        parse_spec(f"{name}.fwd:d=4,dtype=f64").graph()
+        parse_spec(f"{name}.fwd:d={whole_heads(name, 4)},dtype=f64").graph()
     except VerifyError:  # functions are defined in f32
         return False
     return True

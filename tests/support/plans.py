@@ -166,6 +166,8 @@ def plans_of_every_template() -> tuple[Plan, ...]:
         ("ada_layernorm.bwd:d=1024,dtype=bf16", tma(128, 8, 8, 3)),
         ("ada_layernorm.bwd:d=1024,dtype=bf16", multipass(128, 8)),
         ("ada_rmsnorm.bwd:d=256,dtype=bf16,gamma=yes", cp_async(32, 32, 8, 3)),
+        ("qk_layernorm.bwd:d=640,dtype=bf16,k_heads=1", registers(32, 16, 8)),
+        ("qk_rmsnorm.bwd:d=2304,dtype=bf16,k_heads=2", multipass(32, 8)),
     ]
     specs = [parse_spec(f"layernorm.fwd:d=8,dtype=f64,weight={t},out={t}") for t in ("f16", "bf16")]
     specs += [make_spec(Definition(g.__name__, g), "fwd", {"d": 64}) for g in (by_largest, weights_alone, maxima)]

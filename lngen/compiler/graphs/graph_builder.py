@@ -44,20 +44,21 @@ APPLY = ("div", "mul", "ratio")
 class Option:
     """An option with its default: True or False, a number, or one of the words ``choices``; ``about`` explains it.
 
-    ``of_forward``: it changes nothing in a backward.
+    ``of_forward``: it changes nothing in a backward. ``whole``: the number is a whole one.
     """
 
     default: Chosen
     choices: tuple[str, ...] = ()
     about: str = ""
     of_forward: bool = False
+    whole: bool = False
 
     @property
     def values(self) -> str:
         """The values that it takes, in words."""
         if isinstance(self.default, bool):
             return "yes or no"
-        return f"one of {', '.join(self.choices)}" if self.choices else "a number"
+        return f"one of {', '.join(self.choices)}" if self.choices else f"a {'whole ' * self.whole}number"
 
     def check(self, graph: str, name: str) -> None:
         """VerifyError for a name that no key can have, or a default that is no value of the option."""
@@ -86,7 +87,10 @@ class Option:
         if isinstance(value, str) and value.startswith("-"):
             number = decimal(value[1:], 0, LARGEST_NUMBER)
             return None if number is None else -number
-        return decimal(value, -LARGEST_NUMBER, LARGEST_NUMBER)
+        number = decimal(value, -LARGEST_NUMBER, LARGEST_NUMBER)
+        if not self.whole or number is None:
+            return number
+        return int(number) if number.is_integer() else None
 
 
 @dataclass(frozen=True)
@@ -207,13 +211,14 @@ class GraphBuilder(Builder):
         choices: tuple[str, ...] = (),
         about: str = "",
         of_forward: bool = False,
+        whole: bool = False,
     ) -> Chosen:
-        """The value of the spec's key ``name``: a number, or one of the words ``choices``.
+        """The value of the spec's key ``name``: a number, ``whole`` or not, or one of the words ``choices``.
 
         ``about`` is what ``lngen list`` prints. A backward drops the key if it is ``of_forward``. VerifyError for a
         name that is declared twice or a wrong default, SpecError for a value that the option does not take.
         """
-        return self._choose(name, Option(default, choices, about, of_forward))
+        return self._choose(name, Option(default, choices, about, of_forward, whole))
 
     def flag(self, name: str, default: bool, about: str = "") -> bool:
         """The value of the spec's key ``name``, which is yes or no."""

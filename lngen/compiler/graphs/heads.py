@@ -15,13 +15,13 @@ from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.ir import Axis, D, DType, M, Value
 
 HEADS = (16, 32, 64, 128, 256)  # features of a head: the lanes of a warp, or a part of them, fold one
-MOST_HEADS = 2.0**16
+MOST_HEADS = 2**16
 
 Normalise = Callable[[GraphBuilder, Value, Axis], Value]  # of each block of features
 
 
 def qk_rmsnorm(b: GraphBuilder) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * gamma of each head, with gamma_q or gamma_k (Qwen3, Gemma 3).
+    """y = x / sqrt(mean(x^2) + eps) * gamma of each head, of those of k gamma_k (Qwen3, Gemma 3).
 
     ``k_heads``: the last heads of a row, which are k's. Without them all heads have one gamma; with ``head_weights``
     each has its own (Cohere). ``casts`` as of ``norms.rmsnorm``. Backward computes the statistics again: it reads x
@@ -44,37 +44,32 @@ def _normed(b: GraphBuilder, normalise: Normalise, orders: tuple[str, ...], *, b
 
 def head_features(b: GraphBuilder) -> int:
     """The option ``head``; SpecError for a number of features that neighbouring lanes do not fold."""
-    features = float(b.option("head", 128.0, about="features of a head"))
+    features = int(b.option("head", 128, about="features of a head: E = D % head", whole=True))
     if features not in HEADS:
         b.refuse(
-            f"head is expected to be one of {', '.join(map(str, HEADS))}, got {features:g}; for other heads take "
+            f"head is expected to be one of {', '.join(map(str, HEADS))}, got {features}; for other heads take "
             "rmsnorm or layernorm of x as rows of one head, (tokens, heads, features), with strides=2."
         )
-    return int(features)
+    return features
 
 
 def _weights(b: GraphBuilder, *, beta: bool, one: bool, rounding: DType | None, features: int, heads: Axis) -> Weights:
     """gamma and beta of a head, of those of q and of k, or of each one."""
-    of_k = float(b.option("k_heads", 0.0, about="the last heads of a row, those of k; 0: all heads have one gamma"))
-    own = b.flag("head_weights", False, "whether each head has a gamma and a beta of its own, [D]")
-    if not 0 <= of_k <= MOST_HEADS or not of_k.is_integer():
-        b.refuse(f"k_heads is expected to be a whole number from 0 to 2^16, got {of_k:g}.")
-    if own and of_k:
-        b.refuse("with head_weights=yes each head has weights of its own; leave k_heads away.")
-    if own or not of_k:
-        axis = D if own else b.axis("E", D % features)
-        return Weights.inputs(b, beta=beta, one=one, rounding=rounding, axis=axis)
-    b.needs_row(int(of_k) * features, f"k_heads={of_k:g} heads of {features} features")
-    of_q = b.sub("q_heads", b.size("heads", heads, b.compute), b.number("k_heads", of_k))
-    is_q = of_q, b.cast("head", b.iota("head_index", heads), to=b.compute)
-    columns = b.axis("E", D % features)
-    gamma, beta32 = (_of_q_and_k(b, name, columns, is_q, given) for name, given in (("gamma", True), ("beta", beta)))
+    of_k = int(b.option("k_heads", 0, about="the last heads of a row, those of k; 0: all have one gamma", whole=True))
+    said = b.option("head_weights", "shared", ("shared", "own"), "what has a gamma and a beta; own: each head, [D]")
+    if not 0 <= of_k <= MOST_HEADS:
+        b.refuse(f"k_heads is expected to be from 0 to 2^16, got {of_k}.")
+    if said == "own" and of_k:
+        b.refuse("with head_weights=own each head has weights of its own; leave k_heads away.")
+    axis = D if said == "own" else b.axis("E", D % features)
+    gamma, beta32 = b.optional_input("gamma", axis), b.optional_input("beta", axis, default=beta)
+    if of_k:
+        b.needs_row(of_k * features, f"k_heads={of_k} heads of {features} features")
+        of_q = b.sub("q_heads", b.size("heads", heads, b.compute), b.number("k_heads", float(of_k)))
+        head = b.cast("head", b.iota("head_index", heads), to=b.compute)
+
+        def chosen(name: str, q: Value | None) -> Value | None:
+            return q if q is None else b.where_gt(f"{name}s", of_q, head, q, b.input(f"{name}_k", axis))
+
+        gamma, beta32 = chosen("gamma", gamma), chosen("beta", beta32)
     return Weights(gamma, beta32, rounding).centred_at(b, "", one)
-
-
-def _of_q_and_k(b: GraphBuilder, name: str, columns: Axis, is_q: tuple[Value, Value], given: bool) -> Value | None:
-    """A weight of each head, of two inputs; ``is_q``: a head is q's where the first number is above the second."""
-    if not b.flag(name, given, f"whether {name} is an input"):
-        return None
-    of_q, of_k = (b.input(f"{name}_{which}", columns) for which in ("q", "k"))
-    return b.where_gt(name, *is_q, of_q, of_k)

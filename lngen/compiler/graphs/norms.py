@@ -29,16 +29,13 @@ class Weights:
         beta: bool = True,
         one: bool = False,
         rounding: DType | None = None,
-        axis: Axis = D,
     ) -> Weights:
         """The inputs gamma and beta, whose names end in ``suffix``; ``gamma``, ``beta``: whether they are the default.
 
         ``one``: gamma is the weight less 1, so rows are multiplied by 1 + gamma, added in the compute dtype (in bf16 a
-        gamma below 2^-9 would be lost). SpecError without the gamma that this needs. ``axis``: D, or the columns that
-        repeat along a row.
-        """
-        gamma32 = b.optional_input(f"gamma{suffix}", axis, default=gamma)
-        beta32 = b.optional_input(f"beta{suffix}", axis, default=beta)
+        gamma below 2^-9 would be lost). SpecError without the gamma that this needs."""
+        gamma32 = b.optional_input(f"gamma{suffix}", D, default=gamma)
+        beta32 = b.optional_input(f"beta{suffix}", D, default=beta)
         return cls(gamma32, beta32, rounding).centred_at(b, suffix, one)
 
     def centred_at(self, b: GraphBuilder, suffix: str, one: bool) -> Weights:

@@ -42,10 +42,11 @@ from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared
-from lngen.compiler.lower.nest import Nest, nest
+from lngen.compiler.lower.nest import Nest, Style, nest
 from lngen.compiler.lower.plan import Buffer, Kernel, Plan, by_level
 from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
 from lngen.compiler.problem import STAGED, Problem, Schedule, check, problem
+from lngen.compiler.problem.facts import WARP
 from lngen.compiler.problem.footprint import (
     COLUMN_THREADS,
     column_block,
@@ -109,7 +110,8 @@ class _Lowering:
             buffers.append(Buffer("counter_", DType.F64, fixed=1, zeroed=True))
         handed = tuple(v for v in self.parts.handed if M in v.type.axes)
         if self.parts.sums and s.form == "multipass":
-            columns, feeding = column_graph(self.parts, self.graph)
+            apart = self.facts.blocks_meet or column_threads(s, self.facts) < WARP
+            columns, feeding = column_graph(self.parts, self.graph, apart)
             handed = tuple(dict.fromkeys((*handed, *(v for v in feeding if v not in rows))))
             if rows or handed:
                 kernels.append(self._rows(replace(self.graph, results=(*rows, *handed)), (), (*rows, *handed), handed))
@@ -221,8 +223,8 @@ class _Lowering:
             "columns",
             graph,
             arguments,
-            nest(graph, (), sums),
-            column_sum_spelling(graph),
+            nest(graph, (), sums, Style(vectors=True)),
+            column_sum_spelling(graph, p.lanes),
             Extent(-(-p.d // (column_threads(s, p) * p.chunk))),
             column_block(s, p),
         )

@@ -117,6 +117,11 @@ class Kernel:
         return any(phase.outputs for phase in self.phases)
 
     @property
+    def folds_blocks(self) -> bool:
+        """True if lanes of a warp fold blocks of features, so that all of them stay."""
+        return any(part.folds for phase in self.nest.phases for loop in phase.loops for part in loop.blocks)
+
+    @property
     def takes_elements(self) -> bool:
         """True if it reads an element of a row of an [M, D] input by its index."""
         return any(e.op == "take" and e.args[0].type.axes == WIDE for e in self.nest.row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from lngen.compiler.ir import WIDE, Axis, Builder, D, Eqn, Graph, M, Value, print_eqn
+from lngen.compiler.ir import WIDE, Axis, Builder, D, Eqn, Graph, M, Value, derived_axes, print_eqn
 from lngen.compiler.ir.places import downstream, extract, upstream
 from lngen.compiler.passes.edit import dce, eqn_key
 from lngen.errors import SpecError
@@ -245,6 +245,7 @@ def accumulate(graph: Graph, names: tuple[str, ...]) -> Graph:
                                                                   %dgamma = add %dgamma_in, %dgamma_sum
     """
     b = Builder(graph.name, params=graph.params, taken=graph.values())
+    b.axes = {a.name: a for a in derived_axes(graph)}
     for eqn in graph.eqns:
         if eqn.out in graph.results and eqn.out.name in names:
             before = b.param(accumulated(eqn.out.name), eqn.out.type.dtype, *eqn.out.type.axes)

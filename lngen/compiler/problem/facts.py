@@ -191,8 +191,15 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         stretch=_stretch(graph),
         set_sizes=tuple(p.type.dtype.size for p in graph.params if is_of_set(p)),
     )
+    found = _in_one_segment(found)
     _check_blocks(graph, found)
     return found
+
+
+def _in_one_segment(p: Problem) -> Problem:
+    """Rows of whole blocks, if no sum of a row has segments and blocks lie across two of these."""
+    one = replace(p, segment=p.chunks * p.chunk)
+    return one if p.row_sums == 0 and p.blocks_meet and not one.blocks_meet else p
 
 
 def _of_elements(eqn: Eqn) -> bool:

@@ -58,7 +58,7 @@ def option_value(text: str, key: str, option: Option, value: Any) -> Chosen:
         raise SpecError(f"spec '{text}': '{key}' is expected to be {option.values}, got None{hint}.")
     if isinstance(option.default, bool) or option.choices:
         wrong(text, key, value, option.choices or ("yes", "no"))
-    raise SpecError(f"spec '{text}': '{key}' is expected to be a number, got '{short(value)}'.")
+    raise SpecError(f"spec '{text}': '{key}' is expected to be {option.values}, got '{short(value)}'.")
 
 
 def whole_number(text: str, key: str, value: object, most: int) -> int:

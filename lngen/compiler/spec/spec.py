@@ -46,7 +46,7 @@ def text_of(value: Chosen) -> str:
     """The value of an option as a spec has it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return repr(value) if isinstance(value, float) else value
+    return repr(value) if isinstance(value, int | float) else value
 
 
 def number_word(value: float) -> str:
@@ -56,7 +56,7 @@ def number_word(value: float) -> str:
 
 def value_word(value: float | str, word: Callable[[str], str]) -> str:
     """The value of an option as one word."""
-    return number_word(value) if isinstance(value, float) else word(value)
+    return number_word(value) if isinstance(value, int | float) else word(value)
 
 
 DIGEST = 8

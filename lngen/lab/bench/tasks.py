@@ -31,7 +31,7 @@ IN_TURN, BETWEEN_GEMMS = "in turn", "between GEMMs"
 FEW_ROWS = (IN_TURN, BETWEEN_GEMMS)
 
 ELSEWHERE = {"d": "--shapes, --d or --grid", "dtype": "--dtype"}  # keys of a spec that are options of their own
-ANY_D = 256  # the tensors of a graph do not depend on D
+ANY_D = 1 << 20  # the tensors of a graph do not depend on D, and a row of so many has any heads and blocks
 
 
 # ---- bytes: GB/s is always these over the time, never a kernel's own traffic, so that a repeated read lowers it ----

@@ -2,8 +2,9 @@
 
 All of it is read from the graphs after the passes and from their history. Every text in ``data`` is in the notation of
 mathematics, so both sides of each statement can be evaluated: ``names`` has the value of each name. A power is written
-``x^2``, a reduction with its axis, ``sum_M(x)``; D and M alone are the lengths. Roundings are left out, and a value has
-one name however it is rounded. Read as Python (``^`` as ``**``), a text gives its value.
+``x^2``, a reduction with its axis, ``sum_M(x)``, and one to a coarser axis with both, ``sum_D_H(x)``; D and M alone are
+the lengths, and D_H is what an element of H has of D. Roundings are left out, and a value has one name however it is
+rounded. Read as Python (``^`` as ``**``), a text gives its value.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 
-from lngen.compiler.ir import OPS, WIDE, D, Eqn, Graph, M, S, Value, is_row_fold
+from lngen.compiler.ir import OPS, WIDE, D, Eqn, Graph, M, S, Value, derived_axes, is_row_fold
 from lngen.compiler.ir.names import fresh
 from lngen.compiler.ir.places import depths, downstream
 from lngen.compiler.passes import Trace
@@ -21,7 +22,7 @@ from lngen.compiler.passes.simplify import Terms
 from lngen.compiler.spec import Spec
 from lngen.lab.explain.history import IDENTITIES, history
 from lngen.lab.explain.section import WIDTH, Lines, Section, Table, Text, wrapped
-from lngen.lab.explain.statements import check_equations
+from lngen.lab.explain.statements import FOLDED, along, check_equations
 
 Factors = Mapping[str, int]  # texts that need no parentheses, with their exponents
 Term = tuple[Fraction, Factors]
@@ -30,7 +31,7 @@ PLAIN = 64  # a number is written as a fraction if its denominator is no larger
 
 # What no value is called: lengths and functions.
 AXES = (M, D, S)
-RESERVED = {*map(str, AXES), *OPS, "where", *(f"{name}_{axis}" for name in ("sum", "mean", "max") for axis in AXES)}
+RESERVED = {*map(str, AXES), *OPS, "where", *(f"{name}_{axis}" for name in FOLDED for axis in AXES)}
 CHOICES: Mapping[str, Callable[..., str]] = {
     "select_gt": lambda a, b, c: f"where({a} > {b}, {c}, 0)",
     "select_eq": lambda a, b, c: f"where({a} == {b}, {c}, 0)",
@@ -53,10 +54,12 @@ def forward_names(graph: Graph) -> dict[Value, str]:
     for e in graph.eqns:
         if e.op != "size" and not (e.op == "const" and is_plain(e.value)):
             root[e.out] = root.get(e.args[0], e.out) if e.op == "cast" else e.out
+    lengths = {along(a, to) for a in (*WIDE, *derived_axes(graph)) for to in (None, *derived_axes(graph))}
+    reserved = RESERVED | lengths | {f"{name}_{each}" for name in FOLDED for each in lengths}
     label = {root[r]: r.name for r in reversed(graph.results) if r in root and root[r] not in graph.params}
     names: dict[Value, str] = {}
     for r in dict.fromkeys(root.values()):
-        names[r] = fresh(label.get(r, r.name), RESERVED.union(names.values()))
+        names[r] = fresh(label.get(r, r.name), reserved.union(names.values()))
     return {v: names[r] for v, r in root.items()}
 
 
@@ -102,7 +105,7 @@ class Notation:
                 value, sign = float(eqn.value), Fraction(-1 if eqn.value < 0 else 1)
                 return [(Fraction(value), {}) if is_plain(value) else (sign, {repr(abs(value)): 1})]
             case "size":
-                return [_factor(str(eqn.axis))]
+                return [_factor(along(eqn.axis, eqn.per))]
             case "mul" | "weighted":
                 return [self._product(*args)]
             case "div" | "div_scale":
@@ -110,7 +113,7 @@ class Notation:
             case "rsqrt":
                 return [(ONE, {f"sqrt({self.text(args[0])})": -1})]
             case "reduce_dot":
-                return [_factor(f"sum_{eqn.axis}({_sum([self._product(*args)])})")]
+                return [_factor(f"sum_{along(eqn.axis, eqn.to)}({_sum([self._product(*args)])})")]
         return [_factor(self._call(eqn))]
 
     def _product(self, a: Value, b: Value) -> Term:
@@ -125,7 +128,7 @@ class Notation:
         if eqn.op in CHOICES:
             return CHOICES[eqn.op](*args)
         args += [f"{key}={value!r}" for key, value in attrs.items() if isinstance(value, float)]
-        name = f"{eqn.op.removeprefix('reduce_')}_{eqn.axis}" if "axis" in attrs else eqn.op
+        name = f"{eqn.op.removeprefix('reduce_')}_{along(eqn.axis, eqn.to)}" if "axis" in attrs else eqn.op
         return f"{name}({', '.join(args)})"
 
     # ---- polynomials ----
@@ -153,9 +156,9 @@ class Notation:
             case Value():
                 return self._factors(a)
             case Size():
-                return _factor(str(a.axis))
+                return _factor(along(a.axis, a.per))
             case AxisSum():
-                return _factor(f"{'mean' if a.mean else 'sum'}_{a.axis}({self.polynomial(a.terms)})")
+                return _factor(f"{'mean' if a.mean else 'sum'}_{along(a.axis, a.to)}({self.polynomial(a.terms)})")
 
 
 def _factor(text: str) -> Term:

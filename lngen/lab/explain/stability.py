@@ -15,7 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import F16, F64, WIDE, D, DType, Eqn, Type, Value, is_over_segments, print_eqn, values_of
+from lngen.compiler.ir import (
+    F16,
+    F64,
+    WIDE,
+    D,
+    DType,
+    Eqn,
+    Lengths,
+    Type,
+    Value,
+    is_over_segments,
+    print_eqn,
+    values_of,
+)
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array, column_depth, row_depth
 from lngen.compiler.ir.places import downstream, upstream
@@ -24,6 +37,7 @@ from lngen.dtypes import QUANTISED
 from lngen.errors import SpecError
 from lngen.lab.explain.ranges import Facts, Range
 from lngen.lab.explain.section import Lines, Section, Subject, Table, Text, wrapped
+from lngen.lab.explain.statements import full
 from lngen.proof.check.conform import CASES, run_case
 from lngen.proof.check.conform.implementations import Found as Judged
 from lngen.proof.check.conform.implementations import Ran
@@ -421,7 +435,7 @@ def _numbers(suite: _Few, found: Found) -> dict[str, dict[str, float | None]]:
         known |= {name: real.value for name, real in evaluate(graph, known).items()}
         if spec.direction == "bwd":  # no pass is trusted: the truth is the derivative of each equation
             known |= {name: real.value for name, real in evaluate(spec.trace().raw, known).items()}
-    conditions = {name: _condition(e, known) for name, e in sums.items()}
+    conditions = {name: _condition(e, known, suite.spec.d) for name, e in sums.items()}
     errors = {name: _error(suite.type_of(name), got, known[name]) for name, got in results.items()}
     return {
         kind: {name: n if isfinite(n) else None for name, n in numbers.items()}
@@ -429,9 +443,10 @@ def _numbers(suite: _Few, found: Found) -> dict[str, dict[str, float | None]]:
     }
 
 
-def _condition(e: Eqn, known: Mapping[str, Array]) -> float:
+def _condition(e: Eqn, known: Mapping[str, Array], d: int) -> float:
     """The sum of |terms| over |sum|, the largest of a row; differences are added along the row."""
-    args = [known[v.name][tuple(slice(None) if a in v.type.axes else None for a in WIDE)] for v in e.args]
+    sizes = Lengths({a: n for v in e.args for a, n in zip(v.type.axes, known[v.name].shape, strict=True)} | {D: d})
+    args = [full(v, known[v.name], sizes) for v in e.args]
     size = np.abs(args[0]) + (np.abs(args[1]) if e.op == "sub" else 0)
     rest = np.abs(args[0] - args[1] if e.op == "sub" else args[0].sum(axis=1, keepdims=True))
     with np.errstate(all="ignore"):

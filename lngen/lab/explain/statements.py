@@ -5,39 +5,60 @@ A text is in the notation of mathematics; read as Python, with ``^`` as ``**``, 
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lngen.compiler.ir import WIDE, D, Graph, M, real
+from lngen.compiler.ir import WIDE, Axis, Graph, Lengths, Value, derived_axes, real
 from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.functions import ULPS
 from lngen.compiler.ir.numerics import Array
-from lngen.compiler.passes.instance import FEATURES, ROWS, cotangents, instance
+from lngen.compiler.passes.instance import cotangents, instance, lengths
 from lngen.compiler.spec import Spec
 from lngen.errors import ValidationError
 
-LENGTHS = {M: ROWS, D: FEATURES}
+FOLDED = ("sum", "mean", "max")
 ALLOWED = 1e-9  # of the larger side: far above rounding, and far below the error of a false statement
 LEAST = 1e-3  # the size of a side that is zero
 
 
-def _along(axis: int, reduce: Callable[..., Any]) -> Callable[[Array], Array]:
-    """A reduction of numbers over [M, D] that repeats along an axis of length 1."""
+def along(axis: Axis, to: Axis | None) -> str:
+    """An axis, or the elements of one that each of another has, in the name of a reduction or a length."""
+    return str(axis) if to is None else f"{axis}_{to}"
+
+
+def _fold(axis: Axis, to: Axis | None, sizes: Lengths, reduce: Callable[..., Any]) -> Callable[[Array], Array]:
+    """A reduction of numbers over [M, D] that repeat along what they are constant along."""
+    root = axis.root
+    place, whole = WIDE.index(root), sizes[root]
+    firsts = np.arange(whole) if axis is root else np.unique(sizes.positions(root, axis), return_index=True)[1]
+    group = np.zeros(whole, int) if to is None else sizes.positions(root, to)
 
     def apply(a: Array) -> Array:
         a = np.atleast_2d(a)
-        times = (ROWS, FEATURES)[axis] // a.shape[axis]
-        return np.asarray(reduce(np.repeat(a, times, axis), axis=axis, keepdims=True))
+        a = np.repeat(a, whole // a.shape[place], place)
+        each = [np.take(a, firsts[group[firsts] == n], place) for n in range(group.max() + 1)]
+        found = np.concatenate([reduce(e, axis=place, keepdims=True) for e in each], place)
+        return found if to is None else np.take(found, group, place)
 
     return apply
+
+
+def _meanings(graph: Graph) -> Iterator[tuple[str, Any]]:
+    """The lengths of the axes of a graph, and the reductions over them."""
+    sizes, axes = lengths(graph), (*WIDE, *derived_axes(graph))
+    for axis in axes:
+        at = sizes.places(axis) if axis.base is None else sizes.positions(axis.root, axis)
+        yield f"iota_{axis}", partial(np.expand_dims, at, 1 - WIDE.index(axis.root))
+        for to in (None, *(a for a in axes if a is not axis and a.root is axis.root and axis.is_finer(a))):
+            yield along(axis, to), sizes[axis] if to is None else sizes.per(axis, to)
+            yield from ((f"{name}_{along(axis, to)}", _fold(axis, to, sizes, getattr(np, name))) for name in FOLDED)
 
 
 MEANINGS: Mapping[str, Any] = {
     **{name: getattr(real, name, None) or getattr(np, name) for name in ULPS},
     **{name: getattr(np, name) for name in ("sqrt", "abs", "maximum", "minimum", "where")},
-    **{f"{r}_{axis}": _along(n, getattr(np, r)) for r in ("sum", "mean", "max") for n, axis in enumerate("MD")},
-    **{str(axis): n for axis, n in LENGTHS.items()},
     "relu": lambda x: np.maximum(x, 0),
     "rint": np.rint,
     "clamp": lambda x, low, high: np.clip(x, low, high),
@@ -51,20 +72,34 @@ def value(text: str, known: Mapping[str, Any]) -> Array:
 
 
 def numbers(spec: Spec, names: Mapping[str, str]) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random inputs of a backward, and the value of each of ``names``, which stand for values of its graphs."""
+    """Random inputs of a backward, and the value of each of ``names``, which stand for values of its graphs.
+
+    A value over a derived axis repeats along its base. The lengths of axes and the reductions over them are here, too.
+    """
     trace = spec.trace()
     inputs = instance(trace["build"], spec.eps_or_default, spec.definition.positive(spec.options))
     inputs |= cotangents(evaluate(trace["build"], inputs))
     raw = _everything(trace["vjp"], inputs)
-    known = _everything(trace["save"], {p.name: raw[p.name].squeeze() for p in trace["save"].params}) | raw
-    return inputs, {name: known[v] for name, v in names.items()}
+    saved = _everything(trace["save"], {p.name: raw[p.name] for p in trace["save"].params})
+    values, sizes = trace["save"].values() | trace["vjp"].values(), lengths(trace["build"])
+    known = {name: full(values[name], array, sizes) for name, array in (saved | raw).items()}
+    return inputs, dict(_meanings(trace["build"])) | {name: known[v] for name, v in names.items()}
 
 
 def _everything(graph: Graph, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Every value of a graph, with length 1 along the axes that it lacks."""
+    """Every value of a graph, over its own axes."""
     computed = evaluate(replace(graph, results=tuple(graph.values().values())), inputs)
-    places = {v.name: tuple(i for i, a in enumerate(WIDE) if a not in v.type.axes) for v in graph.values().values()}
-    return {name: np.expand_dims(real.value, places[name]) for name, real in computed.items()}
+    return {name: real.value for name, real in computed.items()}
+
+
+def full(value: Value, array: Array, sizes: Lengths) -> Array:
+    """An array over [M, D], with length 1 along the axes that its value lacks."""
+    array = np.expand_dims(array, tuple(i for i, root in enumerate(WIDE) if value.type.along(root) is None))
+    for i, root in enumerate(WIDE):
+        axis = value.type.along(root)
+        if axis is not None and axis is not root:
+            array = np.take(array, sizes.positions(root, axis), axis=i)
+    return array
 
 
 def same(a: Array, b: Array) -> bool:

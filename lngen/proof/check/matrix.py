@@ -19,7 +19,7 @@ import numpy as np
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import D, Graph, M, is_number_fold
+from lngen.compiler.ir import D, Graph, M, derived_axes, is_number_fold
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.places import extract
 from lngen.compiler.lower import Plan
@@ -182,7 +182,10 @@ class _Case:
 
     def _columns(self, most: int) -> Array:
         d = self.spec.d
-        whole = any(map(is_number_fold, self.column_graph.eqns))  # of which a sample of the columns is no part
+        # Of what a sample of the columns is no part.
+        whole = any(map(is_number_fold, self.column_graph.eqns)) or any(
+            a.base is D for a in derived_axes(self.column_graph)
+        )
         if whole or most * d <= 4 * BASE_ELEMENTS or d <= SAMPLED_COLUMNS:
             return np.arange(d)
         inner = np.random.default_rng(d).choice(d, SAMPLED_COLUMNS - 2, replace=False)
@@ -216,9 +219,10 @@ class _Case:
             got, want = out[value.name], self.wanted_rows[value.name]
             wrong[value.name] = differing_rows(value, got, want, self.base, m)
             entry.numbers += got.size
+        of_columns = {r.name for r in self.column_graph.results if D in r.type.axes}
         for name, column in self.columns_for(m).items():
             got = out[name].get()
-            wrong[name] = int(((got[self.columns] if got.ndim else got) != column).sum())
+            wrong[name] = int(((got[self.columns] if name in of_columns else got) != column).sum())
             entry.numbers += column.size
         entry.differ += sum(wrong.values())
         entry.notes += [f"{plan.schedule}, rows={m}: {n}: {c} differ" for n, c in wrong.items() if c]

@@ -148,29 +148,6 @@ __device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], co
     for (int v = 0; v < Row::VECTORS; ++v) row[v] = load<Row, Path>(p, v);
 }
 
-// COLUMNS elements from p on that repeat along a row, such as the weights of a head for every head. They are whole
-// vectors.
-template <int COLUMNS, typename T> struct Repeated { const T* p; };
-
-template <int COLUMNS, typename T> __device__ __forceinline__ Repeated<COLUMNS, T> repeated(const T* p) { return {p}; }
-
-template <typename Row, typename Path, int COLUMNS, typename T>
-__device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, T> columns, int v) {
-    Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS, Path{});
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
-    }
-    return vector;
-}
-
-template <typename Row, typename Path, int COLUMNS, typename T>
-__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], Repeated<COLUMNS, T> columns) {
-    #pragma unroll
-    for (int v = 0; v < Row::VECTORS; ++v) row[v] = load<Row, Path>(columns, v);
-}
-
 // Writes as the compiler chooses.
 struct PlainStore {
     template <typename W> static __device__ __forceinline__ void write(W* p, W w) { *p = w; }
@@ -302,6 +279,31 @@ __device__ __forceinline__ void widen_row(
 // The element at an index of a row of D elements; 0 where that is outside the row, and without a row.
 template <int D, typename T> __device__ __forceinline__ T taken(const T* row, long long index, bool has_row) {
     return has_row && index >= 0 && index < D ? row[index] : T{};
+}
+
+// COLUMNS elements from p on that repeat along a row, such as the weights of a head for every head. They are whole
+// vectors.
+template <int COLUMNS, typename T> struct Repeated { const T* p; };
+
+template <int COLUMNS, typename T> __device__ __forceinline__ Repeated<COLUMNS, T> repeated(const T* p) { return {p}; }
+
+template <typename Row, typename Path, int COLUMNS, typename T>
+__device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, T> columns, int v) {
+    Vec<T, Row::N> vector;
+    for (int j = 0; j < Row::N; j += Row::ACCESS) {
+        Access<T, Row::ACCESS> access = {};
+        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS, Path{});
+        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
+    }
+    return vector;
+}
+
+// Loads all vectors; where those of a thread are the same columns, one of them stays in registers.
+template <typename Row, typename Path, int COLUMNS, typename T>
+__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], Repeated<COLUMNS, T> columns) {
+    constexpr bool ALIKE = Row::THREADS * Row::N % COLUMNS == 0 && Row::SEGMENT % COLUMNS == 0;
+    #pragma unroll
+    for (int v = 0; v < Row::VECTORS; ++v) row[v] = ALIKE && v > 0 ? row[0] : load<Row, Path>(columns, v);
 }
 
 }  // namespace lngen

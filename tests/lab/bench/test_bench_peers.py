@@ -9,12 +9,14 @@ import pytest
 
 import own_graphs
 from bench_fakes import CpuGpu, cases, interpreted
+from graph_names import HEADS
 from lngen.compiler.graphs import GRAPHS, Definition
 from lngen.compiler.spec import make_spec
 from lngen.lab.bench import peers
 from lngen.lab.bench.argument_sets import complaint, expected, make_cases
 from lngen.lab.bench.peers import APEX_FAST, LIBRARIES, Torch, autograd, keeping, own_form
 from lngen.lab.bench.tasks import LATENCY, Task, make_task
+from set_cases import OF_SETS
 
 torch = pytest.importorskip("torch")
 
@@ -23,7 +25,7 @@ torch = pytest.importorskip("torch")
 FUNCTIONS = {
     name: "rms_norm" if "rmsnorm" in name else "layer_norm" if "layernorm" in name else name
     for name in GRAPHS
-    if name not in ("l2norm", "dyt", "ada_layernorm", "ada_rmsnorm")
+    if name not in ("l2norm", "dyt", *OF_SETS, *HEADS)
 } | {"cross_entropy:target=index": "cross_entropy"}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from explained import subject_of
+from graph_names import whole_heads
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import F16, D, DType, M, Value, print_eqn, values_of
@@ -47,8 +48,8 @@ def every_value(spec: Spec, kind: str) -> dict[str, Array]:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_facts_hold(name: str) -> None:
     claimed = 0
-    for keys in ("fwd:d=24,dtype=f32", "bwd:d=24,dtype=f32", "fwd:d=40,dtype=f16", "bwd:d=33,dtype=bf16,save=none"):
-        facts = Facts(parse_spec(f"{name}.{keys}"), ROWS)
+    for way, d, keys in (("fwd", 24, "f32"), ("bwd", 24, "f32"), ("fwd", 40, "f16"), ("bwd", 33, "bf16,save=none")):
+        facts = Facts(parse_spec(f"{name}.{way}:d={whole_heads(name, d)},dtype={keys}"), ROWS)
         for kind in ("random", "extreme", "constant"):
             values = every_value(facts.spec, kind)
             for eqn, same in facts.eqns:

@@ -10,6 +10,7 @@ import pytest
 
 import sampling
 from family import CONSTANTS, FORMULAS, Keys, gradients, keys_of, results
+from graph_names import whole_heads
 from lngen.compiler.graphs import GRAPHS
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import Graph
@@ -35,6 +36,11 @@ GATED = (
     "", "gate_first=yes", "act=sigmoid", "act=gelu", "act=gelu_tanh", "gate_first=yes,act=gelu", "gamma=no",
     "gate_first=yes,act=sigmoid,zero_centred=yes", "gate_first=yes,gamma=no", "beta=no", "beta=yes",
     "save=none", "gate_first=yes,save=none", "gate_first=yes,act=gelu_tanh", "eps=0.3",
+)  # fmt: skip
+
+HEADS = (
+    "", "k_heads=3,head=16", "k_heads=1,head=64,eps=0.3", "head=32", "head_weights=own,head=32", "zero_centred=yes",
+    "head_weights=own,zero_centred=yes,head=16", "k_heads=4,head=32,zero_centred=yes", "k_heads=1", "save=none",
 )  # fmt: skip
 
 # The keys of each member beside d. Every option and each of its values is in one of them.
@@ -82,6 +88,15 @@ KEYS: dict[str, tuple[str, ...]] = {
             ",z_loss=0.01,save=none,reduction=mean",
         )),
     ),
+    "qk_layernorm": (
+        *HEADS, "beta=no", "gamma=no", "gamma=no,k_heads=1,head=16", "k_heads=2,head=32,beta=no",
+        "casts=nemotron,k_heads=3,head=16", "casts=nemotron,head_weights=own,head=32,dtype=bf16",
+    ),
+    "qk_rmsnorm": (
+        *HEADS, "gamma=no", "beta=yes", "k_heads=1,head=64,beta=yes,gamma=no", "casts=gemma,k_heads=2,head=16",
+        "casts=llama,head=64,k_heads=1,dtype=bf16", "casts=t5,head=64,k_heads=1,dtype=bf16,weight=f32",
+        "casts=gemma,gamma=no",
+    ),
     **dict.fromkeys(
         ("ada_layernorm", "ada_rmsnorm"),
         (
@@ -96,7 +111,7 @@ CASES = [(name, keys) for name, listed in KEYS.items() if name not in OF_SETS fo
 
 
 def text(name: str, way: str, keys: str, d: int = D) -> str:
-    return f"{name}.{way}:" + ",".join(filter(None, (f"d={d}", keys)))
+    return f"{name}.{way}:" + ",".join(filter(None, (f"d={whole_heads(name, d)}", keys)))
 
 
 def backward_of(name: str, keys: str, d: int = D) -> Spec:

@@ -35,6 +35,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "layernorm_act": ("eps=0.3,act=gelu",),
     "rmsnorm_act": ("eps=0.3,act=gelu_tanh",),
     "dyt": ("beta=no", "gamma=no"),
+    "qk_layernorm": ("eps=0.3,zero_centred=yes,k_heads=3,head=16", "eps=0.3,head_weights=own,head=64"),
+    "qk_rmsnorm": ("eps=0.3,k_heads=1,head=64", "eps=0.3,casts=gemma,head=32"),
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), ("scale=0.5",)),
 }
 # The formulas of graphs with sets are in test_modulated.py.

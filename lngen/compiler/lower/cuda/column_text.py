@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lngen.compiler.ir import D, Graph, Value, is_of_columns
@@ -144,10 +144,11 @@ def head_spelling(values: Iterable[Value], columns: int) -> Spelling:
     return Spelling(Inputs(known, place=place), partial="{}_strands_[s_]")
 
 
-def column_sum_spelling(graph: Graph) -> Spelling:
-    """A thread has a vector of columns, and adds terms to the sums of its elements."""
+def column_sum_spelling(graph: Graph, lanes: Callable[[int], int]) -> Spelling:
+    """A thread has a vector of columns, and adds terms to the sums of its elements; ``lanes`` as of a ``Spelling``."""
     elements = {v: f"{c_name(v)}[i_]" for v in graph.params if v.type.along(D)}
-    return Spelling(Inputs(elements, place="Row::column(/* vector */ 0, i_)"), partial="{}_sums_[i_]")
+    inputs = Inputs(elements, place="Row::column(/* vector */ 0, i_)", of_vector="Row::column(/* vector */ 0, 0)")
+    return Spelling(inputs, partial="{}_sums_[i_]", lanes=lanes)
 
 
 def _column(value: Value) -> str:

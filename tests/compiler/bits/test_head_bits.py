@@ -1,0 +1,208 @@
+"""If these fail, a kernel of heads has other bits than the interpreter: other lanes, other weights, or another order.
+
+The order of a sum over heads is written here once more, head by head in Python.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.compiler.compile import Compilation
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import WIDE, parse
+from lngen.compiler.lower import Plan, lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import parse_spec
+from lngen.proof.check.inputs import mismatches, random_inputs
+from lngen.proof.check.spec_checks import others
+from lngen.proof.ptx import run_plan
+from plans import plan_of_each_form
+from schedules import cp_async, multipass, registers, tma
+
+ARCHES = ("sm_80", "sm_90", "sm_120")
+ZERO = np.float32(-0.0)  # adds nothing to any number
+
+# ---- the order of a sum over heads ----
+
+OVER_HEADS = """graph @of_heads {E = D % 4, order=v1}(%x: f32[D]) -> (f32[E]) {
+  %total : f32[E] = reduce_sum %x {axis=D, blocks=16, groups=1, interleave=16, to=E}
+  return %total
+}
+"""
+
+
+@pytest.mark.parametrize("heads", [1, 2, 15, 16, 17, 40, 100])
+def test_the_order_of_a_sum_over_heads(heads: int) -> None:
+    """Head h belongs to partial sum h % 16, which adds its heads in order; the upper half is added onto the lower."""
+    x = np.random.default_rng(heads).normal(size=(heads, 4)).astype(np.float32)
+    strands = [np.full(4, ZERO)] * 16
+    for h, row in enumerate(x):
+        strands[h % 16] = strands[h % 16] + row
+    while len(strands) > 1:
+        half = len(strands) // 2
+        strands = [a + b for a, b in zip(strands[:half], strands[half:], strict=True)]
+    assert interpret(parse(OVER_HEADS), {"x": x.reshape(-1)})["total"].tobytes() == strands[0].tobytes()
+
+
+def test_the_text_of_a_backward_has_it() -> None:
+    text = str(parse_spec("qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1").graph())
+    assert text.count("{axis=D, blocks=16, groups=1, interleave=16, to=E}") == 2
+    assert text.count("axis=M") == 1  # one sum over rows for the weights of q and of k
+
+
+# ---- kernels ----
+
+SPECS = (
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1",
+    "qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1",
+    "qk_rmsnorm.bwd:d=5120,dtype=bf16,k_heads=8,casts=llama",
+    "qk_rmsnorm.fwd:d=1536,dtype=f16,head=256,k_heads=2,casts=gemma",
+    "qk_rmsnorm.bwd:d=768,dtype=f16,head=32,k_heads=8,zero_centred=yes",
+    "qk_rmsnorm.fwd:d=512,dtype=bf16,head=64,head_weights=own,casts=llama",
+    "qk_rmsnorm.bwd:d=512,dtype=bf16,head=64,head_weights=own,weight=f32",
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,quant=e4m3,y=yes",
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,quant=e4m3,scales=block,block_size=32",
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,quant=int8,scales=tensor,amax=yes",
+    "qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1,accumulate=gamma_k,grad=f32,eps=run",
+    "qk_layernorm.fwd:d=1024,dtype=f32,head=64,k_heads=4",
+    "qk_layernorm.bwd:d=1024,dtype=f32,head=64,k_heads=4",
+    "qk_layernorm.fwd:d=768,dtype=bf16,head=16,k_heads=8,weight=f32,out=f32,strides=2",
+    "qk_layernorm.bwd:d=768,dtype=bf16,head=16,k_heads=8,beta=no",
+    "qk_layernorm.bwd:d=9216,dtype=bf16,k_heads=8",
+    "qk_layernorm.fwd:d=384,dtype=f64",
+    "qk_layernorm.bwd:d=192,dtype=f64,head=64,gamma=no",
+)
+
+
+@cache
+def compilation(text: str) -> Compilation:
+    return Compilation(parse_spec(text))
+
+
+def executed(plan: Plan, rows: int, arch: str = "sm_90", seed: int = 0, **how: Any) -> None:
+    """The executor has the interpreter's bits, and finds nothing wrong."""
+    inputs = random_inputs(plan.spec, rows, seed)
+    outcome = run_plan(plan, inputs, rows=rows, arch=arch, order=seed, **how)
+    what = (str(plan.spec), str(plan.schedule), rows, arch)
+    assert not outcome.findings, (what, str(outcome.findings[0]))
+    assert not mismatches(outcome.results, interpret(plan.graph, inputs)), what
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("text", SPECS)
+def test_default_schedules(text: str, arch: str) -> None:
+    """With no rows, few and several, and the schedule that a call would have."""
+    found = compilation(text)
+    for rows in (0, 1, 37):
+        executed(found.kernels(found.schedule(arch)).plan, rows, arch)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("text", [SPECS[1], SPECS[3], SPECS[12]])
+def test_every_form(text: str) -> None:
+    for plan in plan_of_each_form(parse_spec(text)):
+        executed(plan, 9)
+
+
+MULTIPASS = {
+    "qk_layernorm.bwd:d=9216,dtype=bf16,k_heads=8": 128,
+    "qk_rmsnorm.bwd:d=2304,dtype=bf16,head=256,k_heads=1": 32,  # whose last block of threads has no whole warp
+}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("text", MULTIPASS)
+def test_the_kernel_that_only_adds_columns_folds_heads(text: str) -> None:
+    """Also in a block of threads that has columns for some."""
+    for rows in (0, 1, 200):
+        executed(lower(parse_spec(text), multipass(MULTIPASS[text], 8)), rows)
+
+
+RANDOM = 300
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 6 else pytest.mark.full) for n in range(RANDOM)])
+def test_random_schedules(seed: int) -> None:
+    """Any legal schedule of any of these specs."""
+    rng = np.random.default_rng(seed)
+    text, arch = SPECS[seed % len(SPECS)], ARCHES[rng.integers(3)]
+    listed = others(compilation(text), 12, arch) or [compilation(text).schedule(arch)]
+    executed(compilation(text).kernels(listed[rng.integers(len(listed))]).plan, int(rng.integers(1, 60)), arch, seed)
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "graph": ("qk_rmsnorm", "qk_layernorm"),
+    "way": ("fwd", "bwd"),
+    "head": ("16", "32", "64", "128", "256"),
+    "heads": ("1", "2", "3", "5", "9", "24"),
+    "dtype": ("bf16", "f16", "f32"),
+    "weight": ("bf16", "f16", "f32"),
+    "k_heads": ("0", "1", "1"),
+    "casts": ("once", "once", "llama", "gemma", "t5", "nemotron"),
+    "gamma": ("yes", "yes", "no"),
+    "beta": ("yes", "no"),
+    "eps": ("1e-5", "1e-6", "run"),
+    "strides": ("1", "2"),
+    "quant": ("no", "no", "e4m3", "int8"),
+}
+
+
+def drawn(seed: int) -> str:
+    """A spec of any options that go together."""
+    rng = np.random.default_rng([seed, 7])
+    said = {key: str(rng.choice(values)) for key, values in OPTIONS.items()}
+    d = int(said["head"]) * int(said.pop("heads"))
+    if said["casts"] in (("llama", "gemma", "t5") if said["graph"] == "qk_layernorm" else ("nemotron",)):
+        said["casts"] = "once"
+    if said["casts"] == "nemotron" and said["gamma"] == "no":
+        said["casts"] = "once"
+    keys = ",".join(f"{key}={value}" for key, value in said.items() if key not in ("graph", "way"))
+    return f"{said['graph']}.{said['way']}:d={d},{keys}"
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 10 else pytest.mark.full) for n in range(RANDOM)])
+def test_random_options(seed: int) -> None:
+    """Any options and heads, under the default schedule and another one."""
+    rng, text = np.random.default_rng(seed), drawn(seed)
+    arch, found = ARCHES[rng.integers(3)], Compilation(parse_spec(text))
+    for schedule in (found.schedule(arch), *others(found, 2, arch)[:1]):
+        executed(found.kernels(schedule).plan, int(rng.integers(1, 40)), arch, seed)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(
+    "text", ["qk_rmsnorm.fwd:d=8320,dtype=bf16,k_heads=1", "qk_layernorm.bwd:d=8320,dtype=bf16,k_heads=1"]
+)
+def test_65_heads_are_one_segment(text: str) -> None:
+    """Of two segments, as other rows of their length have, a head would lie across both."""
+    found = compilation(text)
+    plan = found.kernels(found.schedule("sm_90")).plan
+    assert (plan.problem.segments, plan.problem.blocks_meet) == (1, False)
+    executed(plan, 7)
+
+
+# ---- memory ----
+
+FORMS: dict[str, Schedule] = {
+    "registers": registers(64, 2, 8),
+    "tma": tma(128, 1, 8, 2, "cached", grid=3),
+    "stored": tma(64, 2, 8, 2, "store", grid=3),
+    "cp_async": cp_async(128, 1, 8, 2, grid=2),
+    "multipass": multipass(128, 8),
+}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("form", FORMS)
+def test_y_lies_over_x_in_a_packed_projection(form: str) -> None:
+    """Rows of x have the heads of v behind them, which nothing reads or writes."""
+    plan = lower(parse_spec("qk_rmsnorm.fwd:d=1280,dtype=bf16,k_heads=2"), FORMS[form])
+    assert plan.in_place
+    wide = {v.name: 1536 for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE}
+    executed(plan, 12, strides=wide, alias={"y": ("x", 0)})  # whole blocks of rows: others read the last row twice
+    executed(plan, 11, strides={"x": 1536, "y": 1280}, offset=8)
