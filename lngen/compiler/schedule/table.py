@@ -16,7 +16,7 @@ from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
 
 # Equations per element: norms and their sums have at most so many. Rows with more, and forward with results of 8 bits,
 # have entries of their own. Up to LIKE_NORMS they take those of norms where they have none, as softmax does.
-OF_NORMS = {"fwd": 16, "bwd": 20}
+OF_NORMS = {"fwd": 15, "bwd": 20}
 LIKE_NORMS = 26
 MOST_OF_BLOCKS, VECTORS_OF_BLOCKS = 512, 2  # threads of a row with blocks of features, and vectors of a thread
 NEAR = 1.25  # rows at most this many times longer or shorter are near

@@ -121,6 +121,21 @@ def _extreme(number: Callable[..., Any], nan: Callable[..., Any], negative: bool
     return operation
 
 
+def _extreme_of_two(m: Opcode) -> Pure:
+    """max.NaN of the two numbers of a register."""
+    part, larger = DTYPES[m["t"].removesuffix("x2")], _number(np.maximum, False)
+    whole, own = UNSIGNED[4], UNSIGNED[2]
+
+    def half(v: Value, place: int) -> Value:
+        return np.asarray(v >> whole.type(place)).astype(own).view(part)
+
+    def fn(a: Value, b: Value) -> Value:
+        low, high = (larger(half(a, n), half(b, n)).astype(part).view(own).astype(whole) for n in (0, 16))
+        return high << whole.type(16) | low
+
+    return Pure((whole,), (whole, whole), fn)
+
+
 def _least_magnitude(a: Value, b: Value) -> Value:
     """min.NaN.xorsign.abs: the smaller magnitude, negative if one of the two is."""
     least = np.minimum(np.abs(a), np.abs(b))
@@ -215,6 +230,7 @@ ROWS: tuple[tuple[str, Maker], ...] = (
     (rf"copysign\.(?P<t>{_FLOAT})", same(lambda a, b: np.copysign(b, a), 2)),  # the sign of the first operand
     (rf"min(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmin, np.minimum, True)),
     (rf"max(?P<n>\.NaN)?\.(?P<t>f32|{_HALF})", _extreme(np.fmax, np.maximum, False)),
+    (r"max\.NaN\.(?P<t>f16x2|bf16x2)", _extreme_of_two),
     (r"min\.NaN\.xorsign\.abs\.(?P<t>f32)", same(_least_magnitude, 2)),
     (r"min\.(?P<t>f64)", same(_number(np.fmin, True), 2)),
     (r"max\.(?P<t>f64)", same(_number(np.fmax, False), 2)),

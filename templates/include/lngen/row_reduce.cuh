@@ -16,19 +16,28 @@
 
 namespace lngen {
 
+// What a thread reduces its own elements in, ``part``, and what it starts from: here the type of the result.
+template <typename Real> struct InWhole {
+    using type = Real;
+    using part = Real;
+    static __device__ __forceinline__ Real whole(Real v) { return v; }
+};
+
 // Addition. The neutral element: x + -0.0 is x for every x, also for -0.0 (+0.0 would turn -0.0 into +0.0). But the sum
 // of nothing is +0.0.
-template <typename Real> struct Add {
-    using type = Real;
+template <typename Real> struct Add : InWhole<Real> {
+    static constexpr bool ANY_ORDER = false;
     static __device__ __forceinline__ Real neutral() { return static_cast<Real>(-0.0); }
+    static __device__ __forceinline__ Real start() { return neutral(); }
     static __device__ __forceinline__ Real of(Real a, Real b) { return a + b; }
     static __device__ __forceinline__ Real of_nothing() { return 0; }
 };
 
 // The maximum. The neutral element, and the maximum of nothing, is -infinity.
-template <typename Real> struct Max {
-    using type = Real;
+template <typename Real> struct Max : InWhole<Real> {
+    static constexpr bool ANY_ORDER = true;  // the result has the same bits
     static __device__ __forceinline__ Real neutral() { return -__int_as_float(0x7f800000); }
+    static __device__ __forceinline__ Real start() { return neutral(); }
     static __device__ __forceinline__ Real of(Real a, Real b) { return maximum(a, b); }
     static __device__ __forceinline__ Real of_nothing() { return neutral(); }
 };
@@ -102,8 +111,8 @@ template <typename Row, typename Real, int MAX_VALUES> struct BlockReduce {
 };
 
 // Calls term(v, sums[0], sums[1], ...).
-template <typename Term, typename V, typename Real, int N, typename... Sums>
-__device__ __forceinline__ void add_terms(Term& term, V v, Real (&sums)[N], Sums&... given) {
+template <typename Term, typename V, typename Part, int N, typename... Sums>
+__device__ __forceinline__ void add_terms(Term& term, V v, Part (&sums)[N], Sums&... given) {
     if constexpr (sizeof...(given) == N)
         term(v, given...);
     else
@@ -114,16 +123,17 @@ __device__ __forceinline__ void add_terms(Term& term, V v, Real (&sums)[N], Sums
 // the vectors of a thread are tree-reduced.
 template <typename Op, typename Row, int N, typename Real, typename Term>
 __device__ __forceinline__ void thread_sums(Real (&sums)[N], int s, Term term) {
-    Real vectors[N][Row::PER_SEGMENT];
+    using Part = typename Op::part;
+    Part vectors[N][Row::PER_SEGMENT];
     #pragma unroll
     for (int v = 0; v < Row::PER_SEGMENT; ++v) {
-        Real sum[N];
-        for (int n = 0; n < N; ++n) sum[n] = Op::neutral();
+        Part sum[N];
+        for (int n = 0; n < N; ++n) sum[n] = Op::start();
         add_terms(term, s * Row::PER_SEGMENT + v, sum);
         const bool holds = Row::holds(s * Row::PER_SEGMENT + v, 0);
-        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::neutral();
+        for (int n = 0; n < N; ++n) vectors[n][v] = holds ? sum[n] : Op::start();
     }
-    for (int n = 0; n < N; ++n) sums[n] = tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]);
+    for (int n = 0; n < N; ++n) sums[n] = Op::whole(tree_reduce<Op, Row::PER_SEGMENT>(vectors[n]));
 }
 
 // Gives each number of an array a name of its own.

@@ -31,6 +31,7 @@ __device__ __forceinline__ auto join_segments(Part part) {
 // Computes N sums of the segments of a block: sums[n * SEGMENTS + s] is sum n of segment s.
 template <typename Op, typename Row, int N = 1, int PARTS, typename Real, typename Reduce, typename Term>
 __device__ __forceinline__ void segment_sums(Reduce& reduce, Term term, Real (&sums)[PARTS]) {
+    #pragma unroll
     for (int s = 0; s < Row::SEGMENTS; ++s) {
         Real segment[N];
         thread_sums<Op, Row>(segment, s, term);
@@ -39,15 +40,32 @@ __device__ __forceinline__ void segment_sums(Reduce& reduce, Term term, Real (&s
     reduce.threads(sums, Op{});
 }
 
+// The same of all that a block has of a row, in an order of its own: what a thread has of all segments is first.
+template <typename Op, typename Row, int N, typename Real, typename Reduce, typename Term>
+__device__ __forceinline__ void block_reduce(Reduce& reduce, Term term, Real (&results)[N]) {
+    thread_sums<Op, Row>(results, 0, term);
+    #pragma unroll
+    for (int s = 1; s < Row::SEGMENTS; ++s) {
+        Real segment[N];
+        thread_sums<Op, Row>(segment, s, term);
+        for (int n = 0; n < N; ++n) results[n] = Op::of(results[n], segment[n]);
+    }
+    reduce.threads(results, Op{});
+}
+
 // Computes the sums of a row of several segments.
 template <typename Op, typename Row, int INTERLEAVE, typename Reduce, typename Term, typename... Names>
 __device__ __forceinline__ void joined_sums(Reduce& reduce, Term term, Names&... names) {
     constexpr int N = sizeof...(names);
     typename Op::type parts[N * Row::SEGMENTS], sums[N];
-    segment_sums<Op, Row, N>(reduce, term, parts);
-    for (int n = 0; n < N; ++n) {
-        sums[n] = join_segments<Op, Row::SEGMENTS, INTERLEAVE, Row::SEGMENTS>(
-            [&](int s) { return parts[n * Row::SEGMENTS + s]; });
+    if constexpr (Op::ANY_ORDER) {
+        block_reduce<Op, Row>(reduce, term, sums);
+    } else {
+        segment_sums<Op, Row, N>(reduce, term, parts);
+        for (int n = 0; n < N; ++n) {
+            sums[n] = join_segments<Op, Row::SEGMENTS, INTERLEAVE, Row::SEGMENTS>(
+                [&](int s) { return parts[n * Row::SEGMENTS + s]; });
+        }
     }
     name_sums(sums, names...);
 }
@@ -78,11 +96,20 @@ template <typename Op, typename Row, int INTERLEAVE, typename Reduce, typename E
 __device__ __forceinline__ void cluster_sums(Reduce& reduce, Exchange& exchange, Term term, Names&... names) {
     constexpr int N = sizeof...(names), ALL = Row::BLOCKS_PER_ROW * Row::SEGMENTS;
     typename Op::type parts[N * Row::SEGMENTS], sums[N];
-    segment_sums<Op, Row, N>(reduce, term, parts);
-    const auto* all = exchange.all(parts);
-    for (int n = 0; n < N; ++n) {
-        sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
-            [&](int s) { return all[exchange.index(n, s, N)]; });
+    if constexpr (Op::ANY_ORDER) {
+        block_reduce<Op, Row>(reduce, term, sums);
+        const auto* all = exchange.all(sums);
+        for (int n = 0; n < N; ++n) {
+            sums[n] = join_segments<Op, Row::BLOCKS_PER_ROW, 1, Row::BLOCKS_PER_ROW>(
+                [&](int b) { return all[b * N + n]; });
+        }
+    } else {
+        segment_sums<Op, Row, N>(reduce, term, parts);
+        const auto* all = exchange.all(parts);
+        for (int n = 0; n < N; ++n) {
+            sums[n] = join_segments<Op, ALL, INTERLEAVE, ALL>(
+                [&](int s) { return all[exchange.index(n, s, N)]; });
+        }
     }
     name_sums(sums, names...);
 }

@@ -80,7 +80,8 @@ def columns_from(begin: str, period: int) -> str:
 class Sum:
     """A reduction: its IR name, its C name, its index among its kind, its IR equation, Add or Max, and the C type.
 
-    ``why``: what a reader of its accumulator would ask; empty for most.
+    ``why``: what a reader of its accumulator would ask; empty for most. ``halves``: the C type of elements of 16 bits
+    that a thread takes two at a time; empty for none.
     """
 
     name: str
@@ -90,11 +91,12 @@ class Sum:
     op: str = "Add"
     real: str = "float"
     why: str = ""
+    halves: str = ""
 
     @property
     def functor(self) -> str:
         """The operation in C."""
-        return f"{self.op}<{self.real}>"
+        return f"MaxOfPairs<{self.halves}>" if self.halves else f"{self.op}<{self.real}>"
 
     @property
     def partials(self) -> str:
@@ -114,7 +116,7 @@ class Sum:
 
 def parameters(sums: Iterable[Sum]) -> str:
     """The accumulators of reductions, as parameters."""
-    return ", ".join(f"{s.real}& {s.accumulator}" for s in sums)
+    return ", ".join(f"{f'Two<{s.halves}>' if s.halves else s.real}& {s.accumulator}" for s in sums)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def number_spelling(graph: Graph, d: int) -> Spelling:
     return Spelling(
         inputs=Inputs({}, loads, place="static_cast<int>(at_)", taken=lambda v, at: taken(f"{v.name}_ptr_", at, d)),
         store="{}_ptr_[at_]",
-        call=lambda eqns: _order(graph, eqns[0], d)[0],
+        call=lambda eqns, _: _order(graph, eqns[0], d)[0],
         layout=lambda eqns: _order(graph, eqns[0], d)[1],
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_of_columns, is_of_set, is_segment_sum
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, functor, taken, tensor
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, taken, tensor
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -314,7 +314,8 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         when="if (Row::holds(v_, i_)) " if p.d % p.chunk else "",
         partial_when="if (stream_.has_row()) ",
         held_when=f"if (stream_.has_row(){'' if row.exact else ' && Row::holds(v_, i_)'}) ",
-        call=lambda eqns: _call(row, eqns[0]),
+        call=lambda eqns, op: _call(row, eqns[0], op),
+        in_pairs=p.chunk % 2 == 0 and p.d % p.chunk == 0,
         array=f"__shared__ {array}" if s.form == "multipass" else array,
         cluster=s.cluster > 1,
         d=p.d,
@@ -352,9 +353,9 @@ def _read(v: Value, row: RowKernel) -> str:
     return f"load<Row, {row.column_load}>({where}, v_)"
 
 
-def _call(row: RowKernel, eqn: Eqn) -> str:
+def _call(row: RowKernel, eqn: Eqn, op: str) -> str:
     """The device function of a row reduction, or of the sums of segments, up to the terms."""
-    s, op = row.schedule, f"{functor(eqn)}<{ctype(eqn.out.type.dtype)}>"
+    s = row.schedule
     prefix = "multipass_" if s.form == "multipass" else ""
     if is_segment_sum(eqn):
         return f"{prefix}segment_sums<{op}, Row>(reduce_,"

@@ -161,7 +161,8 @@ class Spelling:
     when            the condition before a term of a reduction that ends a phase
     partial_when    the condition before a term of a column sum, and ``partial``, to what it is added
     held_when       the condition before an element that is taken into a maximum over all rows
-    call            of the reductions of a loop: the device function and its arguments before the terms
+    call            of the reductions of a loop and their functor: the device function, its arguments before the terms
+    in_pairs        the maximum of an input of 16 bits is taken two elements at a time
     layout          of the same: the layout of a vector of features
     array           the declaration of the array of the sums of segments
     cluster         the blocks of a cluster share a row
@@ -176,7 +177,8 @@ class Spelling:
     partial_when: str = ""
     partial: str = "{}_sums_[v_][i_]"
     held_when: str = ""
-    call: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
+    call: Callable[[Sequence[Eqn], str], str] = lambda eqns, functor: ""
+    in_pairs: bool = False
     layout: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
     array: str = ""
     cluster: bool = False
@@ -245,19 +247,43 @@ def _pairs(loop: Loop, s: Spelling) -> dict[Value, Eqn]:
 def _reduce(loop: Loop, s: Spelling) -> Reduce:
     """The reductions of a loop, which are of one kind; sums of segments fill an array."""
     sums, of_segments = named(loop.terms), is_segment_sum(loop.terms[0])
+    text = _loop(loop, s, lambda e: (s.when, f"{e.out.name}_acc_"))
+    if s.in_pairs and (stored := _maxima_of_inputs(loop)):
+        sums = tuple(replace(t, halves=ctype(v.type.dtype)) for t, v in zip(sums, stored, strict=True))
+        vectors = (s.inputs.spell(v).removesuffix("[i_]") for v in stored)
+        taken = (Statement(f"{t.accumulator}.take({v});", t.note) for t, v in zip(sums, vectors, strict=True))
+        text = replace(text, element=(), after=tuple(taken))
     names, real = ", ".join(total.cname for total in sums), sums[0].real
     results = f"{sums[0].name}_own_" if of_segments else names
     return Reduce(
         op=sums[0].op,
-        call=s.call(loop.terms),
+        call=s.call(loop.terms, sums[0].functor),
         layout=s.layout(loop.terms),
         results=results,
         declaration=s.array.format(real=real, array=results) if of_segments else f"{real} {names};",
         sums=sums,
-        loop=_loop(loop, s, lambda e: (s.when, f"{e.out.name}_acc_")),
+        loop=text,
         whole_row=not of_segments,
         kept=tensors(loop.keep),
     )
+
+
+# Their result is the operand.
+SAME = ("cast", "detach", "stop_gradient", "sealed")
+
+
+def _maxima_of_inputs(loop: Loop) -> tuple[Value, ...]:
+    """The inputs of one type of 16 bits whose maxima are all that a loop computes; none if there are others."""
+    producer = {e.out: e for e in loop.element}
+
+    def source(v: Value) -> Value:
+        return source(producer[v].args[0]) if v in producer and producer[v].op in SAME else v
+
+    found = tuple(source(e.args[0]) for e in loop.terms if functor(e) == "Max")
+    alone = len(found) == len(loop.terms) and not (loop.keep or loop.stores or loop.blocks or loop.meeting)
+    alone &= all(e.out.type.dtype is F32 for e in loop.terms)
+    halves = {v.type.dtype for v in found} in ({DType.BF16}, {DType.F16})
+    return found if alone and halves and set(found) <= {*loop.inputs} else ()
 
 
 def _loop(loop: Loop, s: Spelling, added: Callable[[Eqn], tuple[str, str]]) -> LoopText:
