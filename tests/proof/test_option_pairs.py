@@ -6,14 +6,13 @@ import pytest
 
 import option_pairs
 import sampling
+from lngen.compiler.graphs import GRAPHS
 from lngen.errors import SpecError
-from set_cases import OF_ROWS
 
 PAIRS = 6  # of each graph
 
 
-# Of graphs with sets of rows backward is refused under some keys after compile took them, one pair in twenty.
-@pytest.mark.parametrize("graph", OF_ROWS)
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_a_sample_of_the_pairs_of_a_graph_runs_or_is_refused(graph: str) -> None:
     """Other pairs after another commit."""
     listed = [*option_pairs.pairs(graph)]

@@ -120,6 +120,20 @@ def of_heads(norm: Callable[[Tensor, Keys], tuple[Tensor, Results]]) -> Formula:
         xhat = norm(x, keys)[0].flatten(-2)
         return {"y": weighted(xhat, {n: w for n, w in weights.items() if w is not None}, keys)}
 
+
+def modulated(name: str) -> Formula:
+    """AdaLN: the norm of residual + gate * x, times 1 + scale, plus shift, of which consecutive rows share a row."""
+    norm = standardised if "layernorm" in name else scaled
+
+    def formula(t: Tensors, keys: Keys) -> Results:
+        rows, h = len(t["x"]), t["x"]
+        by_row = {n: t[n].repeat_interleave(rows // len(t[n]), 0) for n in ("scale", "shift", "gate") if n in t}
+        h = h * by_row["gate"] if "gate" in t else h
+        h = h + t["residual"] if "residual" in t else h
+        xhat, found = norm(h, keys)
+        y = weighted(xhat, t, keys) * (1 + by_row["scale"])
+        return found | {"y": y + by_row["shift"] if "shift" in t else y, "h": h}
+
     return formula
 
 
@@ -178,6 +192,7 @@ FORMULAS: dict[str, Formula] = {
     **{f"{norm}{end}": member(f"{norm}{end}") for end in ENDS for norm in NORMS},
     "qk_layernorm": of_heads(standardised),
     "qk_rmsnorm": of_heads(scaled),
+    **{name: modulated(name) for name in ("ada_layernorm", "ada_rmsnorm")},
     **{f.__name__: f for f in (l2norm, dyt, softmax, log_softmax, cross_entropy)},
 }
 

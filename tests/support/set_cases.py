@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from lngen.compiler.graphs import GRAPHS
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import D, Graph, Lengths, M, Value, sets_of, values_of
 from lngen.compiler.ir.numerics import stored
@@ -12,9 +11,6 @@ from lngen.compiler.passes.instance import drawn
 from lngen.compiler.spec import Spec
 
 Array = Any
-
-OF_SETS = {name for name in GRAPHS if name.startswith("ada_")}
-OF_ROWS = [name for name in GRAPHS if name not in OF_SETS]
 
 
 def set_inputs(spec: Spec, per_set: int, sets: int, seed: int = 0) -> dict[str, Array]:

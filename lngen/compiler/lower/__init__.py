@@ -337,7 +337,8 @@ class _Lowering:
     ) -> Kernel:
         """What every kernel has."""
         shared = sharing(arguments)
-        strides = self.spec.strides if any(a.kind in ("stride", "outer_stride") for a in shared) else 1
+        far = self.facts.stretch is not None or any(a.kind in ("stride", "outer_stride") for a in shared)
+        strides = self.spec.strides if far else 1
         inputs = by_level(graph.tensors)
         return Kernel(
             name=f"{self.stem}__{role}",

@@ -75,7 +75,7 @@ class _Save:
         self.eqns = {**forward.producers(), **graph.producers()}
         self.forward = forward.producers()
         self.inputs = tuple(p for p in forward.params if p.type.axes == WIDE)
-        self.of_rows = tuple(p for p in forward.params if M in p.type.axes)
+        self.of_rows = tuple(p for p in forward.params if p.type.along(M) is not None)  # of sets of them, too
         for value in saved:
             self.eqns.pop(value, None)
 

@@ -34,7 +34,7 @@ from lngen.compiler.ir import (
     print_eqn,
     sets_of,
 )
-from lngen.compiler.ir.places import Folds, depths, folds, operand_depth
+from lngen.compiler.ir.places import Folds, depths, downstream, folds, operand_depth
 from lngen.compiler.passes import ColumnOrder, RowOrder, SetOrder, orders, rule_of, suited_cluster
 from lngen.compiler.problem.maxima import of_maxima_alone
 from lngen.dtypes import READ, WRITTEN
@@ -250,9 +250,12 @@ def _refuse_sets(graph: Graph) -> None:
             f"graph @{graph.name}: '{of_sets[0].out}' adds the rows of a set, and '{other.out}' all rows; that takes "
             "two graphs: differentiate by the inputs of each alone (wrt=)."
         )
+    summed = downstream(graph.eqns, [e.out for e in of_sets])
     for result in graph.results:
-        if is_of_set(result) and not of_sets:
-            _refuse(graph, f"the result '{result}' of sets is no sum over rows; lngen has no kernel for it")
+        beside = of_sets and M not in result.type.axes  # one kernel computes all such results
+        if result not in summed and (beside or is_of_set(result)):
+            of = "" if is_of_set(result) else " beside sums of sets"
+            _refuse(graph, f"the result '{result}'{of} is no sum over rows of sets; lngen has no kernel for it")
 
 
 def _refuse(graph: Graph, what: str) -> NoReturn:

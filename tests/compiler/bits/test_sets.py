@@ -88,6 +88,10 @@ SPECS = (
     "ada_rmsnorm.bwd:d=3072,dtype=bf16,weight=f32",
     "ada_layernorm.bwd:d=6144,dtype=bf16",
     "ada_layernorm.bwd:d=64,dtype=f64",
+    "ada_layernorm.bwd:d=64,dtype=bf16,of=mean",  # gradients of sets that are zeros
+    "ada_rmsnorm.bwd:d=256,dtype=bf16,gate=yes,of=h,wrt=scale+gate",
+    "ada_rmsnorm.bwd:d=96,dtype=f32,gamma=yes,of=rstd,wrt=gamma+shift",
+    "ada_layernorm.bwd:d=64,dtype=bf16,gamma=yes,beta=yes,wrt=gamma",
     "ada_layernorm.fwd:d=1152,dtype=bf16,gate=yes,residual=yes",
     "ada_rmsnorm.fwd:d=100,dtype=f16,weight=f32,gamma=yes",
     "ada_layernorm.fwd:d=20000,dtype=bf16",

@@ -167,6 +167,7 @@ def test_no_rows_and_no_samples() -> None:
 KEYS = {
     "round_sum": "ada_layernorm.fwd:d=64,round_sum=no",
     "strides": "ada_layernorm.fwd:d=64,strides=1",
+    "save=y: 'y' cannot stand for 'x'": "ada_layernorm.bwd:d=64,save=y",  # a scale of -1 would leave nothing of x
 }
 
 
@@ -182,6 +183,17 @@ def test_gradients_of_scale_alone() -> None:
     x, shift, scale = RNG.normal(size=(B, T, D)), RNG.normal(size=(B, D)), RNG.normal(size=(B, D))
     _, saved = norm.forward(x, shift, scale)
     assert norm.backward(np.ones_like(x), saved)[0].shape == (B, D)
+
+
+def test_gradients_that_are_zeros() -> None:
+    """The mean of a row depends on no modulation; the gradients of sets are there, beside that of x."""
+    norm = lngen.compile("ada_layernorm", d=D, dtype="f64", of="mean", gamma=True)
+    x, (shift, scale) = RNG.normal(size=(B, T, D)), RNG.normal(size=(2, B, D))
+    _, saved = norm.forward(x, shift, scale, np.ones(D))
+    dx, dshift, dscale, dgamma = norm.backward(np.ones((B, T)), saved)
+    np.testing.assert_allclose(dx, 1 / D, rtol=1e-15)
+    assert (dshift.shape, dscale.shape, dgamma.shape) == ((B, D), (B, D), (D,))
+    assert not dshift.any() and not dscale.any() and not dgamma.any()
 
 
 def test_two_sweeps_of_rows_take_two_graphs() -> None:

@@ -15,7 +15,6 @@ from lngen.compiler.ir.evaluate import evaluate
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.passes import finish
 from lngen.compiler.spec import parse_spec
-from set_cases import OF_ROWS
 from test_closed_form import draw, truth
 from test_family import RELATIVE, Exact, distance, own_keys, text
 
@@ -39,8 +38,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "qk_rmsnorm": ("eps=0.3,k_heads=1,head=64", "eps=0.3,casts=gemma,head=32"),
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), ("scale=0.5",)),
 }
-# The formulas of graphs with sets are in test_modulated.py.
-CASES = [(name, way, f"{keys},dtype=bf16") for name in OF_ROWS for keys in KEYS[name] for way in ("fwd", "bwd")]
+CASES = [(name, way, f"{keys},dtype=bf16") for name in GRAPHS for keys in KEYS[name] for way in ("fwd", "bwd")]
 
 
 @sampling.rotating(("name", "way", "keys"), CASES)
