@@ -187,14 +187,16 @@ def ada_layer_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-6,
+    casts: str = "once",
 ) -> Any:
     """``layer_norm(h) * (1 + scale) + shift`` over the last dimension, h = residual + gate * x, or x itself.
 
     ``shift``, ``scale`` and ``gate`` are of a sample, [B, D], [B, 1, D] or [B, F, 1, D] beside x of [B, T, D] or
     [B, F, T, D], or of a row, [B, T, D]; all of one dtype, which may be another than x's. The result is y; with a
-    ``residual`` or a ``gate`` it is ``y, h``. RuntimeError for shapes, dtypes and devices that do not fit.
+    ``residual`` or a ``gate`` it is ``y, h``. ``casts`` is the order of roundings: once, norm (as SGLang) or eager (as
+    PyTorch's operators one by one). RuntimeError for shapes, dtypes and devices that do not fit.
     """
-    return _modulated(ADA_LAYER_NORM, (x, shift, scale, gate, residual, weight, bias), eps)
+    return _modulated(ADA_LAYER_NORM, (x, shift, scale, gate, residual, weight, bias), eps, casts)
 
 
 def ada_rms_norm(
@@ -205,19 +207,20 @@ def ada_rms_norm(
     residual: Tensor | None = None,
     weight: Tensor | None = None,
     eps: float = 1e-6,
+    casts: str = "once",
 ) -> Any:
     """``rms_norm(h) * (1 + scale) + shift``; the rest as of ``ada_layer_norm``. ``shift`` may be None."""
-    return _modulated(ADA_RMS_NORM, (x, shift, scale, gate, residual, weight, None), eps)
+    return _modulated(ADA_RMS_NORM, (x, shift, scale, gate, residual, weight, None), eps, casts)
 
 
-def _modulated(graph: str, tensors: Sequence[Tensor | None], eps: float) -> Any:
+def _modulated(graph: str, tensors: Sequence[Tensor | None], eps: float, casts: str) -> Any:
     names = ("x", "shift", "scale", "gate", "residual", "gamma", "beta")
     given = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
     ops = OPS[graph]
     check_tensors(graph, [(CALLED.get(n, n) if n != "x" else n, given.get(n)) for n in ("x", "scale", *given)])
     x, scale = given["x"], given["scale"]
     by_row = scale.dim() == x.dim() and scale.shape[:-1] == x.shape[:-1]
-    keys = {"modulation": "row"} if by_row else {}
+    keys = ({"modulation": "row"} if by_row else {}) | ({"casts": casts} if casts != "once" else {})
     own, weight = (FROM_TORCH.get(t.dtype) for t in (scale, given.get("gamma", scale)))
     if own is not weight:
         keys |= {"modulation_dtype": str(own), "weight": str(weight)}

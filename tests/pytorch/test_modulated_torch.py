@@ -55,6 +55,27 @@ def test_values_and_gradients(kind: str, form: str, gated: bool, affine: int) ->
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.parametrize("dtypes", ["bf16 and bf16", "bf16 and f32", "f16 and f16", "f16 and bf16"])
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_eager_rounds_where_the_operators_do(kind: str, dtypes: str) -> None:
+    """A step of the last place is left, where a sum or a root of the norm differs; ``once`` differs more often."""
+    known = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+    own, stored = (known[name] for name in dtypes.split(" and "))
+    given = [t.detach().to(own if n in (0, 4) else stored) for n, t in enumerate(arguments("kept", True, 0))]
+    given = [t.repeat(64, *[1] * (t.dim() - 1)) + torch.randn(64 * B, *[1] * (t.dim() - 1)).to(t.dtype) for t in given]
+    wanted = eager(kind, *given)[0].to(own) if stored is own else None
+    y, h = FUNCTIONS[kind](*given, casts="eager")
+    total = (given[4] + given[3] * given[0]).to(own)
+    assert torch.equal(h, total)
+    norm = torch.nn.functional.rms_norm if kind == "rms" else torch.nn.functional.layer_norm
+    normed = norm(total, total.shape[-1:], eps=1e-6)
+    again = (normed * (1 + given[2]) + given[1]).to(own)
+    assert wanted is None or torch.equal(again, wanted)
+    same = (y == again).double().mean()
+    assert same > 0.995
+    assert (FUNCTIONS[kind](*given)[0] == again).double().mean() < same - 0.02 * (stored is own)
+
+
 @pytest.mark.parametrize("form", SHAPES)
 def test_second_derivatives(form: str) -> None:
     assert torch.autograd.gradgradcheck(L.ada_layer_norm, arguments(form, True, 0))

@@ -6,10 +6,11 @@ Peebles and Xie, Scalable Diffusion Models with Transformers, 2022. A sample is 
 from __future__ import annotations
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder
-from lngen.compiler.graphs.norms import DTYPES, Normalise, ResidualSum, Weights, centred, rounded_sum, scaled
+from lngen.compiler.graphs.norms import DTYPES, Normalise, ResidualSum, Weights, centred, rounded, rounded_sum, scaled
 from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.ir import Axis, D, DType, M, Value
 
+CASTS = ("once", "norm", "eager")
 MODULATION_DTYPES = ("weight", *DTYPES[1:])
 
 
@@ -17,8 +18,11 @@ def ada_layernorm(b: GraphBuilder) -> None:
     """y = layernorm(h) * (1 + scale) + shift, h = residual + gate * x or x itself.
 
     scale, shift and gate are of a sample, n consecutive rows, or of a row with ``modulation=row``. A norm with gamma
-    and beta is modulated behind these. All is in the compute dtype and rounded once, but for h: it is as in
-    ``norms.add_layernorm``.
+    and beta is modulated behind these. h is as in ``norms.add_layernorm``.
+
+    ``casts`` is the order of roundings. ``once``: all in the compute dtype, y rounded at the end (FlashInfer).
+    ``norm``: the norm with its gamma and beta is rounded to x's dtype before it is modulated (SGLang's CuTe kernels).
+    ``eager``: so are 1 + scale, the product with it, and gate * x, each to the dtype that PyTorch's operators give.
     """
     _modulated(b, centred)
 
@@ -35,13 +39,32 @@ def _modulated(b: GraphBuilder, normalise: Normalise) -> None:
     scale = b.input("scale", by, D, dtype=stored)
     gate = b.optional_input("gate", by, D, dtype=stored, default=False)
     residual = b.optional_input("residual", M, D, default=False)
-    total = _summed(b, x, gate, residual)
+    casts = str(b.option("casts", "once", CASTS, "order of roundings"))
+    wide = promoted(b.options.dtype, stored) if casts == "eager" else b.compute  # of products
+    total = _summed(b, x, gate, residual, wide)
     weights = Weights.inputs(b, gamma=False, beta=False)
     normed = weights.apply(b, normalise(b, x if total is None else total.normalised))
-    y32 = b.mul("modulated", normed, b.add("gain", b.number("one", 1.0), scale))
+    gain = b.add("gain", b.number("one", 1.0), scale)
+    if casts != "once":
+        normed = _rounded(b, normed, b.options.dtype)
+    if casts == "eager":
+        gain = _rounded(b, gain, stored)
+    y32 = _rounded(b, b.mul("modulated", normed, gain), wide)
     returned(b, y32 if shift is None else b.add("shifted", y32, shift))
     if total is not None:
         total.write(b)
+
+
+def promoted(one: DType, other: DType) -> DType:
+    """The dtype of a product in PyTorch: the wider one, f32 of f16 and bf16."""
+    if one.size == other.size:
+        return one if one is other else DType.F32
+    return max(one, other, key=lambda dtype: dtype.size)
+
+
+def _rounded(b: GraphBuilder, x: Value, to: DType) -> Value:
+    """x as a value of ``to``; x itself where the compute dtype has no more digits."""
+    return x if to.size >= b.compute.size else rounded(b, x, to)
 
 
 def _axis(b: GraphBuilder) -> Axis:
@@ -54,13 +77,13 @@ def _dtype(b: GraphBuilder) -> DType:
     return b.options.weight if chosen == "weight" else DType(chosen)
 
 
-def _summed(b: GraphBuilder, x: Value, gate: Value | None, residual: Value | None) -> ResidualSum | None:
-    """h, where there is a gate or a residual; SpecError for its key without it."""
+def _summed(b: GraphBuilder, x: Value, gate: Value | None, residual: Value | None, wide: DType) -> ResidualSum | None:
+    """h, where there is a gate or a residual, of a product in ``wide``; SpecError for its key without it."""
     rounds = b.flag("round_sum", True, "whether the norm is of h as it is stored")
     if gate is None and residual is None:
         if not rounds:
             b.refuse("round_sum is of h, which needs residual=yes or gate=yes; add one.")
         b.reserve("h", "an output")
         return None
-    total = x if gate is None else b.mul("gated", x, gate)
+    total = x if gate is None else _rounded(b, b.mul("gated", x, gate), wide)
     return rounded_sum(b, total if residual is None else b.add("total", total, residual), b.options.dtype, rounds)

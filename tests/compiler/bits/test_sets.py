@@ -96,6 +96,9 @@ SPECS = (
     "ada_rmsnorm.fwd:d=100,dtype=f16,weight=f32,gamma=yes",
     "ada_layernorm.fwd:d=20000,dtype=bf16",
     "ada_layernorm.fwd:d=128,dtype=bf16,quant=e4m3",
+    "ada_layernorm.fwd:d=1536,dtype=bf16,casts=eager,gate=yes,residual=yes",
+    "ada_layernorm.bwd:d=256,dtype=bf16,casts=eager,gate=yes,residual=yes",
+    "ada_rmsnorm.bwd:d=96,dtype=f16,casts=norm,gamma=yes",
 )
 
 

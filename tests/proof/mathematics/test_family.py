@@ -102,6 +102,8 @@ KEYS: dict[str, tuple[str, ...]] = {
             "", "shift=no", "gate=yes,residual=yes", "residual=yes,round_sum=no", "gamma=yes,beta=yes", "save=none",
             "modulation=row", "modulation=row,gate=yes,residual=yes", "eps=0.3", "modulation_dtype=f16,dtype=f16",
             "modulation_dtype=bf16,dtype=bf16,weight=f32,gamma=yes", "modulation_dtype=f32,dtype=bf16",
+            "casts=norm,gamma=yes,dtype=bf16", "casts=eager,gate=yes,residual=yes,dtype=bf16",
+            "casts=eager,modulation=row,gamma=yes,beta=yes,dtype=f16",
         ),
     ),
 }  # fmt: skip
