@@ -16,7 +16,7 @@ from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.signature import Length
 from lngen.packs.manifest import Facts, Manifest
-from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES, SETS
+from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES, SETS, Stretch
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
@@ -74,6 +74,8 @@ DLPACK = {  # DLDataTypeCode, by the name without its bits
 DIRECTIONS = {"fwd": "forward", "bwd": "backward"}
 
 # Words that are no names of fields: of C11, of C++17, and what compilers define without being asked.
+LENGTHS = {"M": "rows", "D": "d", SETS: "rows / inner"}
+STEPS = ("stride", "outer_stride")
 KEYWORDS = """
     auto break case char const continue default do double else enum extern float for goto if inline int long register
     restrict return short signed sizeof static struct switch typedef union unsigned void volatile while alignas alignof
@@ -92,12 +94,14 @@ class Group:
         self.specs = [s.text for s in self.members]
         self.graph, self.direction = specs[0].of["graph"], DIRECTIONS[specs[0].of["direction"]]
         self.two = specs[0].of["strides"] == 2
+        self.by_sets = any(map(_is_of_sets, specs[0].tensors))
         self.eps = any(e["call"]["numbers"] for s in specs for e in s.sets)
         self.title = f"the {self.direction} of {self.graph}"
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
         self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
         ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
         ends |= {t: ("_stride",) for t in self.names if self._by_columns(t)}
+        ends |= {t: ("_outer_stride",) for t in self.names if self._of_sets(t)}
         self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
 
     def offset(self, field: str) -> str:
@@ -120,6 +124,9 @@ class Group:
     def _by_columns(self, tensor: str) -> bool:
         return any(t["axes"][1:] == ["M"] for t in self._of(tensor))
 
+    def _of_sets(self, tensor: str) -> bool:
+        return any(map(_is_of_sets, self._of(tensor)))
+
     @property
     def fields(self) -> Iterator[str]:
         """The members of the struct, with what they hold."""
@@ -128,7 +135,7 @@ class Group:
             yield "int64_t inner; /* row r begins at (r / inner) * outer_stride + (r % inner) * stride */"
         for tensor, name in self.names.items():
             facts = self._of(tensor)
-            shape = ", ".join({"M": "rows", "D": "d"}.get(n, n.lower()) for n in facts[0]["shape"])
+            shape = ", ".join(LENGTHS.get(n, n.lower()) for n in facts[0]["shape"])
             dtypes = " or ".join(sorted({t["dtype"] for t in facts}, key=DTYPES.index))
             const = "const " if facts[0]["role"] == "input" else ""
             yield f"{const}void *{name}; /* [{shape}], {dtypes}{self._same(tensor)} */"
@@ -139,6 +146,10 @@ class Group:
         """Results of the same value, which are not stored again."""
         same = {n: None for s in self.members for n, first in s.sets[0]["same_tensor"].items() if first == tensor}
         return f"; also {', '.join(same)}" if same else ""
+
+
+def _is_of_sets(tensor: Facts) -> bool:
+    return bool(tensor["shape"][:1] == [SETS])
 
 
 def _unique(name: str, used: set[str]) -> str:
@@ -182,8 +193,6 @@ class Member:
         self.sets = [sets[c["kernel_set"]] for c in choices]
         self.of: Facts = self.sets[0]["spec"]
         self.tensors: list[Facts] = self.sets[0]["tensors"]
-        if any(t["shape"][:1] == [SETS] for t in self.tensors):
-            raise LngenError(f"'{text}' has sets of rows, which a C library does not launch yet; emit no c.")
 
 
 def _for_drivers(facts: Facts) -> list[Facts]:
@@ -229,6 +238,7 @@ class _Class:
     def __init__(self, group: Group, used: set[str]) -> None:
         words = group.name.removeprefix("lngen_").split("_")
         self.name = _unique("".join(word[:1].upper() + word[1:] for word in words), used)
+        self.by_sets = group.by_sets
         self.group, self.eps, self.key = group.name, group.eps, group.members[0].key
         self.workspace = any(e["workspace"]["buffers"] for s in group.members for e in s.sets)
         taken = {"T", "rows", "workspace", "workspace_bytes", "stream", "call"}
@@ -254,10 +264,11 @@ def _type(group: Group, tensor: str) -> str:
 # an entry, is of the table of its name.
 STRUCTS = {
     "extent": ("int64_t fixed, per, limit, times, least;",),
-    "length": ("int64_t number, per, add;",),
+    "length": ("int64_t number, per, add;",),  # a per of -1: the rows of a set
+    "stretch": ("int64_t rows, least, longest, groups;",),
     "argument": ("kind kind;", "int of; /* its tensor, buffer or number */"),
     "number": ("lngen_dtype dtype;", "int rule;"),
-    "buffer": ("int64_t fixed, per_row, element_bytes;", "int zeroed;"),
+    "buffer": ("int64_t fixed, per_row, per_stretch, element_bytes;", "stretch stretch;", "int zeroed;"),
     "kernel": (
         "const char *name;", "range arguments;", "extent x, y;", "unsigned block, cluster, dynamic_shared_bytes;",
         "int cooperative, launch_for_no_rows;",
@@ -265,7 +276,7 @@ STRUCTS = {
     "tensor": (
         "const char *name;", "kind role;", "lngen_dtype dtype;", "int axes;", "length shape[2];",
         "int64_t element_bytes, alignment, stride_multiple;", "int contiguous; /* no stride is the caller's choice */",
-        "int by_columns; /* rows are its last axis */",
+        "int by_columns; /* rows are its last axis */", "int of_sets; /* its rows are those of sets */",
         "uint64_t in_place; /* a bit for each tensor whose place it may take */",
         "size_t pointer, stride, outer_stride; /* offsets in the arguments; 0: no such field */",
     ),
@@ -288,10 +299,11 @@ STRUCTS = {
     "group": (
         "const char *name, *graph;", "range specs; /* sorted by dtype and d */",
         "int leader; /* the tensor that has d, dtype and rows of a call */",
+        "int by_sets; /* inner is the number of rows of a set */",
         "size_t eps, inner, workspace, workspace_bytes; /* offsets in the arguments; 0: no such field */",
     ),
 }  # fmt: skip
-TABLES = {struct + ("es" if struct.endswith("s") else "s"): struct for struct in [*STRUCTS][2:]}
+TABLES = {struct + ("es" if struct.endswith("s") else "s"): struct for struct in [*STRUCTS][3:]}
 
 
 def _fields(struct: str) -> Iterator[tuple[str, str]]:
@@ -352,13 +364,15 @@ class _Library:
         fields = {"eps": group.eps, "inner": group.two, "workspace": True, "workspace_bytes": True}
         offsets = {name: group.offset(name) if there else 0 for name, there in fields.items()}
         specs = [self._spec(member, group) for member in group.members]
-        return {"name": group.name, "graph": group.graph, "specs": specs, "leader": group.leader, **offsets}
+        found = {"name": group.name, "graph": group.graph, "leader": group.leader, "by_sets": group.by_sets}
+        return {**found, "specs": specs, **offsets}
 
     def _spec(self, spec: Member, group: Group) -> Facts:
         if len(spec.tensors) > MOST_TENSORS:
             count = len(spec.tensors)
             raise LngenError(f"'{spec.text}' has {count} tensors, and a C library takes at most {MOST_TENSORS}.")
-        buffers = [b["per_row"] * b["element_bytes"] for e in spec.sets for b in e["workspace"]["buffers"]]
+        found = [b for e in spec.sets for b in e["workspace"]["buffers"]]  # a set has no more stretches than rows
+        buffers = [(b["per_row"] + b.get("per_stretch", 0)) * b["element_bytes"] for b in found]
         most = min(MOST_ROWS, MOST_BYTES // max(spec.row_bytes, 8 * spec.of["d"], *buffers))
         images = [self._image(image, group) for image in spec.images]
         parts = {"images": images, "tensors": _kernel_set(spec.sets[0], group)["tensors"]}
@@ -408,20 +422,28 @@ def _kernel_set(entry: Facts, group: Group) -> Facts:
         "kernels": [
             {**k, **k["grid"], "arguments": [{**a, "of": place(a)} for a in k["arguments"]]} for k in entry["kernels"]
         ],
-        "buffers": buffers,
+        "buffers": [{"per_stretch": 0, **b, "stretch": _stretch(b)} for b in buffers],
         "numbers": [{**n, "rule": OF_EPS.index(n["rule"])} for n in numbers],
         "dependent_arch": entry["programmatic_stream_serialization"]["minimum_arch"][3:],
     }
 
 
+def _stretch(buffer: Facts) -> Facts:
+    """How sets of rows are cut, with a name for ``long`` that C takes; zeros without sets."""
+    found = Stretch(**buffer.get("stretch", dict.fromkeys(Stretch._fields, 0)))
+    return {**found._asdict(), "longest": found.long}
+
+
 def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> Facts:
     """A tensor with the offsets of its fields, and the bits of those whose place it may take."""
     name, shape = tensor["name"], [Length.of(text, entry["spec"]["d"])._asdict() for text in tensor["shape"]]
-    offsets = [group.offset(field) for field in (group.names[name], *group.strides.get(name, ()))]
+    steps = zip(STEPS[_is_of_sets(tensor) :], group.strides.get(name, ()), strict=False)
+    offsets = {"pointer": group.names[name], **dict(steps)}
     return {
         "stride_multiple": 0,
         **tensor,
-        **dict(zip(("pointer", "stride", "outer_stride"), [*offsets, 0, 0], strict=False)),
+        **{field: group.offset(offsets[field]) if field in offsets else 0 for field in ("pointer", *STEPS)},
+        "of_sets": _is_of_sets(tensor),
         "axes": len(shape),
         "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
         "by_columns": tensor["axes"][1:] == ["M"],

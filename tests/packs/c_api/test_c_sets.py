@@ -1,0 +1,234 @@
+"""If these fail, the C library gives norms of samples other bits than the interpreter, or takes a wrong call."""
+
+import ctypes
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import c_launcher
+from c_driver import Bridge
+from c_library import CLibrary
+from fake_driver import FakeDriver
+from fake_images import cubins_of_ptx
+from lngen.compiler.compile import Compilation
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import is_of_set
+from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.spec import parse_spec
+from lngen.launch.pack import Pack
+from lngen.packs.build import build
+from lngen.packs.verify import verify
+from set_cases import set_inputs
+
+pytest.importorskip("cupy")
+
+D, CHUNKS = 64, 6  # of a projection
+SPECS = {
+    "ada_layernorm_forward_gate_residual": f"ada_layernorm.fwd:d={D},dtype=bf16,gate=yes,residual=yes",
+    "ada_layernorm_backward_gate_residual": f"ada_layernorm.bwd:d={D},dtype=bf16,gate=yes,residual=yes",
+    "ada_rmsnorm_backward_gamma": f"ada_rmsnorm.bwd:d={D},dtype=f32,gamma=yes",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("pack")
+    with cubins_of_ptx():
+        build([*SPECS.values()], where, arch="sm_90", rows="1", emit="ptx,cubin,c")
+    return where
+
+
+class OfSets:
+    """The library of the pack, and a GPU that launches it."""
+
+    def __init__(self, gpu: FakeDriver, library: CLibrary) -> None:
+        self.gpu, self.library = gpu, library
+        assert library.call("load", 0) == "OK", library.error()
+        c_launcher.begin(gpu)
+
+    def fields(self, group: str, per_set: int, sets: int, apart: int = D) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Arguments with inputs on the GPU, those of sets so many elements ``apart``; and the inputs."""
+        spec = parse_spec(SPECS[group])
+        inputs, found = set_inputs(spec, per_set, sets), {"d": D, "rows": per_set * sets, "inner": per_set}
+        found["dtype"] = self.library.dtypes[str(spec.dtype)]
+        for value in spec.graph().tensors:
+            array = inputs[value.name]
+            if is_of_set(value):
+                placed = np.zeros((len(array), apart), array.dtype)
+                placed[:, :D] = array
+                array, found[f"{value.name}_outer_stride"] = placed, apart
+            found[value.name] = c_launcher.upload(self.gpu, array) if array.size else None
+        for value in spec.graph().results:
+            size = int(np.prod(self.shape(value, per_set, sets), initial=1)) * value.type.dtype.size
+            found[value.name] = c_launcher.allocate(self.gpu, max(size, 1)).value
+        return found, inputs
+
+    def shape(self, value: Any, per_set: int, sets: int) -> tuple[int, ...]:
+        if is_of_set(value):
+            return sets, D
+        return tuple(value.type.shape(per_set * sets, D))
+
+    def workspace(self, group: str, fields: dict[str, Any]) -> int:
+        size = ctypes.c_size_t()
+        made = self.library.structs[group](**fields)
+        assert self.library.call(f"{group}_workspace_bytes", made, 0, ctypes.byref(size)) == "OK", self.library.error()
+        return size.value
+
+    def status(self, group: str, fields: dict[str, Any], **changes: Any) -> str:
+        return self.library.call(group, self.library.structs[group](**{**fields, **changes}), 0, None)
+
+    def ready(self, group: str, *how: int) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Arguments with a workspace."""
+        fields, inputs = self.fields(group, *how)
+        if size := self.workspace(group, fields):
+            fields |= {"workspace": c_launcher.allocate(self.gpu, size).value, "workspace_bytes": size}
+        made = self.library.structs[group](**fields)
+        assert self.library.call(f"{group}_init_workspace", made, 0, None) == "OK", self.library.error()
+        return fields, inputs
+
+
+@pytest.fixture
+def of_sets(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[OfSets]:
+    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path)
+    gpu = FakeDriver(version=14000, capability=(9, 0))
+    gpu.knows_pack(folder)
+    with bridge.behind(gpu):
+        yield OfSets(gpu, CLibrary(tmp_path / "kernels.so", folder))
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("group", SPECS)
+def test_samples_have_the_bits_of_the_interpreter(of_sets: OfSets, group: str) -> None:
+    """One sample, several, of one row, of several stretches; shift and scale are chunks of a projection, or not."""
+    graph = parse_spec(SPECS[group]).graph()
+    for per_set, sets, apart in ((5, 3, D), (1, 4, D), (300, 2, CHUNKS * D), (7, 1, D), (5, 0, D)):
+        fields, inputs = of_sets.ready(group, per_set, sets, apart)
+        assert of_sets.status(group, fields) == "OK", of_sets.library.error()
+        wanted = interpret(graph, inputs)
+        for value in graph.results:
+            shape = of_sets.shape(value, per_set, sets)
+            if 0 not in shape:
+                got = c_launcher.download(of_sets.gpu, fields[value.name], shape, NUMPY_DTYPE[value.type.dtype])
+                assert got.tobytes() == wanted[value.name].tobytes(), (value.name, per_set, sets)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_workspace_has_room_for_the_stretches(of_sets: OfSets, folder: Path) -> None:
+    """C counts as a plan does, at lengths on both sides of every change of the order."""
+    group = "ada_layernorm_backward_gate_residual"
+    found = Compilation(parse_spec(SPECS[group]))
+    text = Pack(folder).described(SPECS[group])["schedule"]["text"]
+    plan = found.changed(text, "sm_90").plan
+    for inner in (1, 2, 255, 256, 1023, 1024, 4095, 4096, 20000):
+        for sets in (0, 1, 3):
+            size = of_sets.workspace(
+                group, {"d": D, "dtype": of_sets.library.dtypes["bf16"], "rows": inner * sets, "inner": inner}
+            )
+            assert size == plan.workspace_bytes(inner * sets, inner), (inner, sets)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_wrong_sets_are_refused(of_sets: OfSets) -> None:
+    group = "ada_layernorm_backward_gate_residual"
+    fields, _ = of_sets.ready(group, 6, 2)
+    for changes, status, words in (
+        ({"inner": 5}, "BAD_ROWS", "the rows of a set, is expected to divide 12 rows, got 5"),
+        ({"inner": 24}, "BAD_ROWS", "divide 12 rows"),
+        ({"inner": -1}, "BAD_STRIDE", "inner is expected to be 0 or more"),
+        ({"scale_outer_stride": D + 1}, "BAD_STRIDE", "scale: its outer stride"),
+        ({"scale_outer_stride": 2**62}, "BAD_STRIDE", "scale: its outer stride"),
+        ({"dscale_outer_stride": D // 2}, "BAD_STRIDE", "dscale is written to, but its sets overlap"),
+        ({"dscale": fields["dshift"]}, "OVERLAP", "dscale shares memory with dshift"),
+        ({"dscale": fields["dshift"] + D * 2}, "OVERLAP", "dscale shares memory with dshift"),
+        ({"inner": 1}, "WORKSPACE_TOO_SMALL", "needs a workspace"),
+        ({"scale": None}, "NULL_POINTER", "scale is null"),
+    ):
+        assert of_sets.status(group, fields, **changes) == status, changes
+        assert words in of_sets.library.error(), of_sets.library.error()
+    assert of_sets.gpu.launched == []
+
+
+# ---- TVM FFI: the samples of a call are those of the shapes ----
+
+GROUP, SETS, PER_SET = "ada_layernorm_backward_gate_residual", 2, 6
+FORMS = {  # the leading dimensions of rows, those of samples, and the distance of samples
+    "[B, T, D] and [B, D]": ((SETS, PER_SET), (SETS,), D),
+    "[B, T, D] and [B, 1, D], chunks": ((SETS, PER_SET), (SETS, 1), CHUNKS * D),
+    "[B, F, T, D] and [B, F, 1, D]": ((1, SETS, PER_SET), (1, SETS, 1), D),
+    "[M, D] and [N, D], chunks": ((SETS * PER_SET,), (SETS,), CHUNKS * D),
+}
+OTHERS = {
+    "have a row for each sample": ((SETS, PER_SET), (PER_SET,)),
+    "another tensor another number": ((SETS, PER_SET), (1,)),
+    "which has the first dimensions of the rows": ((SETS * PER_SET,), (5,)),
+    "which are expected to have rows, got none": ((SETS, 0), (SETS,)),
+}
+
+
+@pytest.fixture
+def ffi(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[tuple[OfSets, Any]]:
+    tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the extra test")
+    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path, LNGEN_TVM_FFI="")
+    gpu = FakeDriver(version=14000, capability=(9, 0))
+    gpu.knows_pack(folder)
+    with bridge.behind(gpu):
+        yield OfSets(gpu, CLibrary(tmp_path / "kernels.so", folder)), tvm_ffi.load_module(str(tmp_path / "kernels.so"))
+
+
+def tensors(fields: dict[str, Any], rows: tuple[int, ...], samples: tuple[int, ...], apart: int) -> dict[str, Any]:
+    """The tensors of a call by name, and its workspace."""
+    from gpu_dlpack import tensor
+
+    graph, found = parse_spec(SPECS[GROUP]).graph(), dict[str, Any]()
+    for value in (*graph.tensors, *graph.results):
+        of_set, dtype = is_of_set(value), str(value.type.dtype)
+        shape = (*(samples if of_set else rows), *[D] * (len(value.type.axes) > 1))
+        step = apart if of_set and value in graph.tensors else D
+        strides = (*[step] * len(samples), 1) if of_set and step != D else ()
+        found[value.name] = tensor(fields[value.name] or 0, shape, dtype, strides)
+    size = fields["workspace_bytes"]
+    return found | {"workspace": tensor(fields["workspace"], (size,), "u8")}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("form", FORMS)
+def test_shapes_say_which_rows_are_a_sample(ffi: tuple[OfSets, Any], form: str) -> None:
+    of_sets, functions = ffi
+    rows, samples, apart = FORMS[form]
+    fields, inputs = of_sets.ready(GROUP, PER_SET, SETS, apart)
+    given, graph = tensors(fields, rows, samples, apart), parse_spec(SPECS[GROUP]).graph()
+    assert getattr(functions, f"{GROUP}_workspace_bytes")(given["dy"], PER_SET) == fields["workspace_bytes"]
+    getattr(functions, GROUP)(*given.values())
+    wanted = interpret(graph, inputs)
+    for value in graph.results:
+        shape = of_sets.shape(value, PER_SET, SETS)
+        got = c_launcher.download(of_sets.gpu, fields[value.name], shape, NUMPY_DTYPE[value.type.dtype])
+        assert got.tobytes() == wanted[value.name].tobytes(), value.name
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("words", OTHERS)
+def test_other_shapes_are_refused(ffi: tuple[OfSets, Any], words: str) -> None:
+    of_sets, functions = ffi
+    rows, samples = OTHERS[words]
+    fields, _ = of_sets.ready(GROUP, PER_SET, SETS)
+    given = tensors(fields, rows, samples, D)
+    if words.startswith("another"):
+        given["dscale"] = tensors(fields, rows, (SETS,), D)["dscale"]
+    with pytest.raises(ValueError, match=words):
+        getattr(functions, GROUP)(*given.values())
+    with pytest.raises(TypeError, match=r"takes \(dy, inner\), got 1"):
+        getattr(functions, f"{GROUP}_workspace_bytes")(given["dy"])
+    assert of_sets.gpu.launched == []
+
+
+# ---- the pack ----
+
+
+def test_a_pack_of_samples_is_verified(folder: Path) -> None:
+    found = verify(folder)
+    assert found.ok, found.faults
+    assert found.rebuilt == len(SPECS)
