@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from lngen.torch import warm_norms
 from lngen.torch.bridge import FROM_TORCH, TorchError
 from lngen.torch.losses import CrossEntropyLoss
+from lngen.torch.modulated_norms import CLASSES, Modulation, modulation
 from lngen.torch.modules import LayerNorm, RMSNorm
 from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
 
@@ -28,7 +29,7 @@ OF_TORCH = {
     nn.CrossEntropyLoss.forward: Variant("cross_entropy", None),
 }
 NO_ROWS = (nn.GroupNorm, nn.LocalResponseNorm, nn.modules.batchnorm._NormBase)
-SUBCLASSES: dict[tuple[type[Any], Variant], type[Any]] = {}
+SUBCLASSES: dict[tuple[type[Any], Variant | Modulation], type[Any]] = {}
 
 
 @dataclass
@@ -61,11 +62,11 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
 
     These are torch.nn's LayerNorm and RMSNorm, and each class whose name or attributes are those of a norm and whose
     forward, tried on a copy on the CPU, computes one of lngen's norms (``lngen.torch.probe``): of rows, of rows and a
-    gate, or of images [N, C, H, W] in the memory format channels_last. A norm gets a subclass of its class. The
-    module, its parameters, hooks and state dict stay, and so do isinstance and ``copy.deepcopy``. Where the norm was
-    not found to agree (other dtypes, devices or memory formats, None for a gate, autocast of 16-bit rows), its own
-    forward runs. A norm whose forward reads other attributes than weights and eps gets its own class back when one of
-    them is set.
+    gate, or of images [N, C, H, W] in the memory format channels_last. Modulated norms of diffusers are taken, too. A
+    norm gets a subclass of its class. The module, its parameters, hooks and state dict stay, and so do isinstance and
+    ``copy.deepcopy``. Where the norm was not found to agree (other dtypes, devices or memory formats, None for a gate,
+    autocast of 16-bit rows), its own forward runs. A norm whose forward reads other attributes than weights and eps
+    gets its own class back when one of them is set.
 
     A torch.nn.CrossEntropyLoss is taken, too; its loss is float32, also of 16-bit logits.
 
@@ -76,7 +77,7 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
     """
     _check(model)
     found = Patched()
-    known: dict[Any, Variant | str] = {}
+    known: dict[Any, Variant | Modulation | str] = {}
     norms = [(path, module) for path, module in model.named_modules() if _like_a_norm(module)]
     for path, module in norms:
         found.classes[path] = _name(module)
@@ -84,7 +85,7 @@ def patch(model: nn.Module, *, warm: bool = False) -> Patched:
             found.already[path] = str(module.variant)
             continue
         outcome = _outcome(module, known)
-        if isinstance(outcome, Variant):
+        if isinstance(outcome, Variant | Modulation):
             module.__class__ = _subclass(type(module), outcome)
             found.patched[path] = str(outcome)
         else:
@@ -113,7 +114,7 @@ def unpatch(model: nn.Module) -> int:
 class PatchedNorm:
     """The base of a patched norm's class, before the norm's own class."""
 
-    variant: Variant
+    variant: Any  # or a Modulation
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         taken = self.variant.taken
@@ -180,6 +181,14 @@ class HeldNorm(PatchedNorm):
         return self
 
 
+class PatchedModulation(PatchedNorm):
+    """A patched norm with a projection inside (``lngen.torch.modulated_norms``)."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.variant.result(self, *args, **kwargs)
+        return super(PatchedNorm, self).forward(*args, **kwargs) if found is None else found  # type: ignore[misc]
+
+
 class PatchedLoss(PatchedNorm):
     """A patched CrossEntropyLoss."""
 
@@ -190,9 +199,10 @@ def _give_back(module: Any) -> None:
     module.__class__ = original(type(module))
 
 
-def _subclass(own: type[Any], variant: Variant) -> type[Any]:
+def _subclass(own: type[Any], variant: Variant | Modulation) -> type[Any]:
     if (own, variant) not in SUBCLASSES:
         first = PatchedLoss if issubclass(own, nn.CrossEntropyLoss) else HeldNorm if variant.fixed else PatchedNorm
+        first = PatchedModulation if isinstance(variant, Modulation) else first
         bases = (first, own)
         SUBCLASSES[own, variant] = _named(own, bases, {"variant": variant, "__module__": __name__})
     return SUBCLASSES[own, variant]
@@ -200,7 +210,7 @@ def _subclass(own: type[Any], variant: Variant) -> type[Any]:
 
 def original(cls: Any) -> Any:
     """The class without lngen's forward; fully_shard and parametrisations build subclasses of a patched one."""
-    if not {PatchedNorm, HeldNorm, PatchedLoss}.isdisjoint(cls.__bases__):
+    if not {PatchedNorm, HeldNorm, PatchedLoss, PatchedModulation}.isdisjoint(cls.__bases__):
         return cls.__bases__[1]
     bases = tuple(map(original, cls.__bases__))
     if bases == cls.__bases__:
@@ -229,10 +239,15 @@ def _name(module: nn.Module) -> str:
     return str(module.original_name if isinstance(module, torch.jit.ScriptModule) else type(module).__name__)
 
 
-def _outcome(module: nn.Module, known: dict[Any, Variant | str]) -> Variant | str:
+def _outcome(module: nn.Module, known: dict[Any, Variant | Modulation | str]) -> Variant | Modulation | str:
     """What a norm becomes, or why it is left; ``known``: that of modules of one class, shape and configuration."""
     if isinstance(module, torch.jit.ScriptModule):
         return "is TorchScript; patch before that"
+    if type(module).__name__ in CLASSES and "forward" not in vars(module):
+        key = configuration(module), str(module)
+        if key not in known:
+            known[key] = modulation(module)
+        return known[key]
     weight = module._parameters.get("weight")
     exact = OF_TORCH.get(type(module).forward)
     others = sorted(n for n, p in module._parameters.items() if p is not None and n not in ("weight", "bias"))
