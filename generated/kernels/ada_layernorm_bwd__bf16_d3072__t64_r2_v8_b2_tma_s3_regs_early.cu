@@ -109,7 +109,7 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
     float* sums_buffer_ = reinterpret_cast<float*>(ring_ + /* bytes */ 73728);
 
     const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        const RowPlace place_(row_, inner_);
+        const RowPlace place_ = stream_.ahead.place(row_);
         mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16) + sizeof(bf16)));
         tma_load(stage_, row_of(dy_ptr_, place_, dy_outer_, dy_stride_) + Row::first_column(),
             Row::columns() * sizeof(bf16), full_);
@@ -123,12 +123,13 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
 
     #pragma unroll 1
     while (stream_.next()) {
+        const long long following_ = stream_.following();
         const float mean = mean_next_;
-        mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.following());
+        mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + following_);
         const float rstd = rstd_next_;
-        rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.following());
+        rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + following_);
         stream_.wait();
-        const RowPlace place_(stream_.row_or_last(stream_.row), inner_);
+        const RowPlace place_ = stream_.place(stream_.row_or_last(stream_.row));
         const auto* dy_shared_ = stream_.shared<bf16>(/* byte */ 0);
         const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 6144);
         Vec<bf16, Row::N> dy_row_[Row::VECTORS];
@@ -195,13 +196,13 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
             share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_sums_);
             __syncthreads();
             store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_partials_
-                + stream_.number * /* leading */ 3072, sums_buffer_);
+                + stream_.number() * /* leading */ 3072, sums_buffer_);
             begin_column_sums<Add<float>, Row>(sum_dy_sums_);
             __syncthreads();
             share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_xhat_sums_);
             __syncthreads();
             store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_xhat_partials_
-                + stream_.number * /* leading */ 3072, sums_buffer_);
+                + stream_.number() * /* leading */ 3072, sums_buffer_);
             begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
         }
     }

@@ -211,7 +211,7 @@ def test_gradients_that_are_zeros() -> None:
     dx, dshift, dscale, dgamma = norm.backward(np.ones((B, T)), saved)
     np.testing.assert_allclose(dx, 1 / D, rtol=1e-15)
     assert (dshift.shape, dscale.shape, dgamma.shape) == ((B, D), (B, D), (D,))
-    assert not dshift.any() and not dscale.any() and not dgamma.any()
+    assert not any(g.any() for g in (dshift, dscale, dgamma))
 
 
 def test_two_sweeps_of_rows_take_two_graphs() -> None:
