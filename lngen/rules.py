@@ -83,6 +83,8 @@ class Stretch(NamedTuple):
 # The length of an axis of sets of consecutive rows: those of a set are the inner ones of rows at two distances.
 SETS = "M / inner"
 
+TABLE = "rows of a table"  # the length of an axis that the array alone says
+
 # ---- workspaces ----
 
 ALIGNMENT = 256  # bytes, of a workspace and of the buffers in it
@@ -115,7 +117,7 @@ def buffer_elements(fixed: int, per_row: int, per_stretch: int, stretch: Stretch
 Distance = Union[int, tuple[int, int]]
 
 # Of arguments: how many rows there are, and where they lie.
-ROW_KINDS = ("rows", "inner", "stride", "outer_stride", "column_stride", "padded")
+ROW_KINDS = ("rows", "inner", "stride", "outer_stride", "column_stride", "padded", "table_stride")
 
 PADDED = 4  # the distance of columns is a multiple of that: 16 bytes of f32, as TMA asks for
 

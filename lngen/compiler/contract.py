@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value, is_of_columns, is_of_set
+from lngen.compiler.ir import WIDE, Axis, D, Graph, M, Value, is_of_columns, is_of_set, is_of_table
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.passes import accumulated
 from lngen.compiler.problem import OVERLAP_ARCH, minimum_arch
 from lngen.compiler.spec import Spec
 from lngen.files import sha256
-from lngen.rules import ALIGNMENT, PADDED, ROW_KINDS, RULES, SETS
+from lngen.rules import ALIGNMENT, PADDED, ROW_KINDS, RULES, SETS, TABLE
 
 
 def call(spec: Spec, graph: Graph) -> dict[str, Any]:
@@ -128,12 +128,17 @@ def _tensor(spec: Spec, graph: Graph, value: Value, role: str) -> dict[str, Any]
 
 
 def _length(axis: Axis) -> str:
-    """The length of an axis: M, D, a part of them, or a number; of sets by the number of inner rows."""
+    """The length of an axis: M, D, a part of them, or a number; of sets by the number of inner rows.
+
+    A table has as many rows as its array.
+    """
     if axis.base is None:
         return str(axis)
+    if axis.of_table:
+        return TABLE
     if isinstance(axis.number, str):
         return SETS
-    return f"{axis.base} / {axis.number}" if axis.by == "/" else str(axis.number)
+    return f"{axis.base} / {axis.number}" if axis.by == "/" else str(int(axis.number) // axis.each)
 
 
 def _placed(plan: Plan, value: Value) -> dict[str, Any]:
@@ -142,9 +147,12 @@ def _placed(plan: Plan, value: Value) -> dict[str, Any]:
     A stride is a number, an expression, or the name of one that the caller chooses, a multiple of ``stride_multiple``.
     """
     axes, size = value.type.axes, value.type.dtype.size
-    alignment = plan.alignment(value) if D in axes or is_of_columns(value) else size
+    alignment = plan.alignment(value) if D in axes or is_of_columns(value) or is_of_table(value) else size
     if value.type.by_columns:
         return {"alignment": alignment, "strides": ["column_stride", "1"], "stride_multiple": PADDED}
+    if is_of_table(value):
+        multiple = max(1, alignment // size)
+        return {"alignment": alignment, "strides": ["table_stride", "1"], "stride_multiple": multiple}
     if is_of_set(value):
         return {
             "alignment": alignment, "strides": ["outer_stride", "1"], "stride_multiple": max(1, alignment // size),

@@ -157,7 +157,7 @@ def _sizes(graph: Graph, inputs: Mapping[str, Array]) -> Lengths:
 
 def _divided(graph: Graph, size: Lengths) -> Lengths:
     """The lengths; ArrayError if a derived axis does not divide its base, or has another length than the graph says."""
-    for axis in derived_axes(graph):
+    for axis in (a for a in derived_axes(graph) if not a.of_table):
         assert axis.base is not None
         if axis.base not in size:
             continue

@@ -298,11 +298,18 @@ class ArrayCall(ABC):
         there = [(t, layout) for t, layout in given if layout is not None]
         sets = Sets.among([(t, layout[1]) for t, layout in there], rows, d)
         strides, inner = self._distances(there, rows, sets)
-        spans = [span_of(t, count, d, strides[t.name], inner) if layout else None for t, layout in given]
+        spans = [
+            None
+            if layout is None
+            else Span.of(layout[1], [s * t.size for s in layout[2]], t.size)
+            if t.of_table
+            else span_of(t, count, d, strides[t.name], inner)
+            for t, layout in given
+        ]
         described = self.loaded(device, None, count).described
         asked = {t["name"]: t for t in described["tensors"]}
         alignments = tuple([asked[t.name]["alignment"] for t in self.tensors])
-        strided = [t for t in self.tensors if t.wide or t.of_sets]
+        strided = [t for t in self.tensors if t.wide or t.of_sets or t.of_table]
         wide = [(step, asked[t.name]) for t in strided for step in _steps(strides[t.name])]
         whole = all([step == d if t["strides"][0] == "D" else step % t["stride_multiple"] == 0 for step, t in wide])
         narrow = self.narrower(described)
@@ -369,7 +376,7 @@ class ArrayCall(ABC):
                     f"'{tensor.name}' is expected at an address that is a multiple of its element size, {size} bytes, "
                     f"got one {pointer % size} bytes past such an address; copy it to a new array."
                 )
-            while "D" in tensor.axes and pointer % min(vec * size, WIDEST):
+            while tensor.features and pointer % min(vec * size, WIDEST):
                 vec //= 2
         return vec
 

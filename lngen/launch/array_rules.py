@@ -47,7 +47,12 @@ def present(text: str, name: str, array: Any, about: Callable[[str], str]) -> An
 
 
 def leading(value: Tensor, shape: Sequence[int], d: int) -> tuple[int, ...]:
-    """The dimensions that count rows: all but the last of an array [..., D], all of one with a number per row."""
+    """The dimensions that count rows: all but the last of an array [..., D], all of one with a number per row.
+
+    Of angles by row they are all but the last, too.
+    """
+    if value.of_table:
+        return tuple(shape[:-1])
     if "D" not in value.axes:
         return tuple(shape)
     if len(shape) < 1 or shape[-1] != d:
@@ -67,7 +72,9 @@ def check_layout(
         raise ArrayError(
             f"'{value.name}' is expected to be {value.dtype}, got {own}; cast it, or compile for its dtype."
         )
-    if not value.of_sets and tuple(shape) != (expected := value.shape(rows, d)):
+    if value.by_position:
+        check_table(value, shape)
+    elif not value.of_sets and tuple(shape) != (expected := value.shape(rows, d)):
         raise ArrayError(f"'{value.name}' is expected to have shape {expected}, got {tuple(shape)}.")
     if where < 0:
         raise ArrayError(
@@ -78,6 +85,14 @@ def check_layout(
         raise ArrayError(f"'{value.name}' is expected on GPU {device}, where other arrays lie, got GPU {where}.")
 
 
+def check_table(value: Tensor, shape: Sequence[int]) -> None:
+    """ArrayError if a table has other columns than its spec says."""
+    if len(shape) != 2 or str(shape[1]) != value.lengths[1]:
+        raise ArrayError(
+            f"'{value.name}' is expected to be a table of {value.lengths[1]} columns, got shape {tuple(shape)}."
+        )
+
+
 def are_bytes(value: Tensor, own: Any) -> bool:
     """True for NumPy's uint8, also CuPy's, where floats of 8 bits are expected."""
     return value.dtype in BYTES and str(own) == "uint8"
@@ -86,7 +101,7 @@ def are_bytes(value: Tensor, own: Any) -> bool:
 def check_rows(value: Tensor, layout: Layout) -> None:
     """ArrayError if a row is not contiguous."""
     _, shape, strides, _ = layout
-    if math.prod(shape) and "D" in value.axes and shape[-1] > 1 and strides[-1] != 1:
+    if math.prod(shape) and value.features and shape[-1] > 1 and strides[-1] != 1:
         raise ArrayError(
             f"'{value.name}' is expected to have contiguous rows (last stride 1), got strides {tuple(strides)} in "
             "elements; call .contiguous() or ascontiguousarray first."
@@ -99,16 +114,16 @@ def row_stride(value: Tensor, layout: Layout, *, written: bool) -> int:
     if math.prod(shape) == 0:
         return shape[-1]
     check_rows(value, layout)
-    outer = [(n, s) for n, s in zip(shape, strides)][: -1 if "D" in value.axes else None]
+    outer = [(n, s) for n, s in zip(shape, strides)][: -1 if value.features else None]
     stride = _one_stride(value, [(n, s) for n, s in outer if n > 1], layout)
     if stride is None:
-        return shape[-1] if "D" in value.axes else 1
-    least = shape[-1] if "D" in value.axes else 1
+        return shape[-1] if value.features else 1
+    least = shape[-1] if value.features else 1
     if written and abs(stride) < least:
         raise ArrayError(
             f"'{value.name}' is written to, but its rows overlap: row stride {stride}, row length {least}."
         )
-    if "D" not in value.axes and stride != 1:
+    if not value.features and stride != 1:
         raise ArrayError(
             f"'{value.name}' is expected to be contiguous, got strides {tuple(strides)} in elements; pass a copy."
         )

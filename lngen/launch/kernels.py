@@ -106,7 +106,8 @@ class Loaded:
         """The distances of rows, and of columns, in contiguous arrays that are given."""
         tensors, d = self.described["tensors"], self.described["spec"]["d"]
         of_sets: dict[str, Distance] = {t["name"]: (d, 0) for t in tensors if t["shape"][:1] == [SETS]}
-        return {t["name"]: rows if t["axes"][1:] == ["M"] else d for t in tensors} | of_sets
+        of_tables = {t["name"]: int(t["shape"][1]) for t in tensors if t["strides"][:1] == ["table_stride"]}
+        return {t["name"]: rows if t["axes"][1:] == ["M"] else d for t in tensors} | of_sets | of_tables
 
     def __call__(
         self,

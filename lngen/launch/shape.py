@@ -63,7 +63,7 @@ _TENSOR = {
     "element_bytes": {*_DTYPES.values()},
     "axes": [_NAME],
     "shape": [LENGTH],
-    "strides": [({"stride", "outer_stride", "column_stride"}, LENGTH)],
+    "strides": [({"stride", "outer_stride", "column_stride", "table_stride"}, LENGTH)],
     "alignment": _COUNT,
     "added_to": _TEXT,
 }
@@ -178,7 +178,8 @@ def _contradiction(entry: Mapping[str, Any]) -> str:
     numbers = [n["name"] for n in call["numbers"]]
     columns = [t["name"] for t in tensors if t["strides"][:1] == ["column_stride"]]
     of_kind = {"input": inputs, "output": outputs, "workspace": buffers, "stride": rows, "outer_stride": rows + sets}
-    of_kind |= {"column_stride": columns, "padded": columns}
+    tables = [t["name"] for t in tensors if t["strides"][:1] == ["table_stride"]]
+    of_kind |= {"column_stride": columns, "padded": columns, "table_stride": tables}
     for a in (a for kernel in kernels for a in kernel["arguments"]):
         if a["tensor"] not in of_kind[a["kind"]] if a["kind"] in of_kind else a["tensor"] is not None:
             return f"has an argument {shown(a['name'])} of what there is not"

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple, Optional, Union
 
 from ..errors import ArrayError
 from ..files import shown
-from ..rules import RULES, SETS, padded
+from ..rules import RULES, SETS, TABLE, padded
 
 # ---- lengths ----
 
 WIDE = ("M", "D")
 LENGTH = re.compile(
-    r"(?P<number>\d{1,9})|(?P<sets>M / inner)|(?P<axis>[MD])(?: / (?P<by>[1-9]\d{0,8}))?"
+    r"(?P<number>\d{1,9})|(?P<sets>M / inner)|(?P<table>rows of a table)|(?P<axis>[MD])(?: / (?P<by>[1-9]\d{0,8}))?"
     r"|(?:ceil\((?P<ceil>[MD]) / |roundup\((?P<roundup>[MD]), )(?P<to>[1-9]\d{0,8})\)"
 )
 
@@ -31,7 +31,7 @@ LENGTH = re.compile(
 class Length(NamedTuple):
     """How many elements an axis has: (M + ``add``) // ``per`` * ``number``, or ``number`` where ``per`` is 0.
 
-    A ``per`` of -1 is the number of inner rows, those of a set.
+    A ``per`` of -1 is the number of inner rows, those of a set. A table has the rows of its array, here 0.
     """
 
     number: int
@@ -48,6 +48,8 @@ class Length(NamedTuple):
             return cls(int(found["number"]))
         if found["sets"]:
             return cls(1, -1)
+        if found["table"]:
+            return cls(0)
         per = int(found["by"] or found["to"] or 1)
         own = cls(per if found["roundup"] else 1, per, per - 1 if found["to"] else 0)
         return cls(own(d)) if "D" in text else own  # D is known, so that is a number
@@ -73,7 +75,8 @@ class Tensor(NamedTuple):
 
     dtype    one of lngen.dtypes; ``size``: bytes of an element
     axes     ("M", "D"), ("M",) with a number per row, ("D",), or () for one number; ("M", "B") with one per block,
-             ("B", "M") if these are stored by columns
+             ("B", "M") if these are stored by columns; ("M", "J") with some that repeat along a row, ("P", "J") of a
+             table with such rows
     lengths  of the axes, as expressions of M and D; those of M and D themselves if empty
     """
 
@@ -103,6 +106,21 @@ class Tensor(NamedTuple):
     def of_sets(self) -> bool:
         """True for [N, D], with a row for each set of rows."""
         return self.lengths[:1] == (SETS,)
+
+    @property
+    def of_table(self) -> bool:
+        """True for rows of elements that repeat along a row: of each row, or of a table."""
+        return len(self.lengths) == 2 and self.lengths[1].isdecimal() and not self.by_columns
+
+    @property
+    def by_position(self) -> bool:
+        """True for a table, whose rows are those of positions."""
+        return self.lengths[:1] == (TABLE,)
+
+    @property
+    def features(self) -> bool:
+        """True for rows that lie in vectors: [M, D], [D], and those that repeat along a row."""
+        return "D" in self.axes or (self.lengths[-1:] != () and self.lengths[-1].isdecimal())
 
     def strides(
         self, rows: Union[int, tuple[int, ...]], d: int, sets: Union[int, tuple[int, ...]] = 0

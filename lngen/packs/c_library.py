@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from lngen.compiler.emit import environment, fitted
+from lngen.compiler.ir import is_of_table
+from lngen.compiler.spec import Spec
 from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
@@ -63,6 +65,16 @@ def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -
         raise LngenError(f"{'embed' if embed else 'cmake'} is of a C library, which is not emitted; emit c as well.")
     if "c" not in kinds and SOURCE in there.others:
         raise LngenError("the folder has a C library, which would lack what this build adds; emit c as well.")
+
+
+def check_specs(specs: Iterable[Spec]) -> None:
+    """LngenError for a spec that no C library has yet: one with angles by row or by position."""
+    for spec in specs:
+        if table := next((p.name for p in spec.graph().tensors if is_of_table(p)), None):
+            raise LngenError(
+                f"'{spec}' has no function of a C library yet, which would take the distance of the rows of '{table}'; "
+                "leave c out of --emit."
+            )
 
 
 # ---- groups: specs that differ in D and dtype alone share a function and a struct of arguments ----

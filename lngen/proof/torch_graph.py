@@ -60,7 +60,11 @@ class Call:
 
     def at(self, x: Tensor, place: int, axis: Axis, wanted: Axis) -> Tensor:
         """``x`` along ``axis``, repeated for the finer axis ``wanted``: each element in a row, or all in turn."""
-        times, beside = self.size(wanted) // self.size(axis), place + (axis.by == "/")
+        if axis.each > 1:
+            x, axis = x.repeat_interleave(axis.each, dim=place), Axis(axis.name, axis.base, axis.by, axis.number)
+            times, beside = self.size(wanted) // int(axis.number), place
+        else:
+            times, beside = self.size(wanted) // self.size(axis), place + (axis.by == "/")
         shape = [*x.shape]
         shape.insert(beside, times)
         return x.unsqueeze(beside).expand(shape).flatten(place, place + 1)
@@ -231,10 +235,17 @@ def _cast(c: Call, x: Tensor, to: DType) -> Tensor:
     return x.to(own)
 
 
-def _rotated(c: Call, x: Tensor, inverse: bool) -> Tensor:
-    """The halves of rows exchanged, one of them negated."""
-    a, b = x.chunk(2, dim=1)
-    return c.torch.cat([b, -a] if inverse else [-b, a], dim=1)
+def _rotated(c: Call, e: Eqn, x: Tensor) -> Tensor:
+    """Features a quarter turn on, and 0 behind the width of a head."""
+    head, width = e.int_attr("head"), e.int_attr("width")
+    heads = x.unflatten(1, (-1, head))
+    turning, still = heads[..., :width], c.torch.zeros_like(heads[..., width:])
+    if e.attr("by") == "pairs":
+        turned = c.torch.stack([-turning[..., 1::2], turning[..., ::2]], dim=-1).flatten(-2)
+    else:
+        a, b = turning.chunk(2, dim=-1)
+        turned = c.torch.cat([-b, a], dim=-1)
+    return c.torch.cat([turned, still], dim=-1).flatten(1)
 
 
 def _taken(call: Call, x: Tensor, index: Tensor) -> Tensor:
@@ -252,7 +263,8 @@ MEANINGS: dict[str, Meaning] = {
     "iota": lambda c, e, a: _places(c, e),
     "cast": lambda c, e, a: _cast(c, c.tensor(a[0], e), e.out.type.dtype),
     "expand": lambda c, e, a: _expanded(c, e, c.tensor(a[0], e)),
-    "rotate": lambda c, e, a: _rotated(c, c.tensor(a[0], e), bool(e.attr("inverse"))),
+    "rotate": lambda c, e, a: _rotated(c, e, c.tensor(a[0], e)),
+    "gather": lambda c, e, a: a[0][a[1][:, 0].long()],
     "detach": lambda c, e, a: c.tensor(a[0], e).detach(),
     "stop_gradient": lambda c, e, a: c.tensor(a[0], e).detach(),
     "sealed": lambda c, e, a: c.torch.where(c.tensor(a[1], e) > 0.5, c.tensor(a[0], e).detach(), c.tensor(a[0], e)),

@@ -96,6 +96,7 @@ def registered(spec: Spec) -> GraphOps:
     options = dict(spec.chosen)
     ops = INDEX if options.get("target") == "index" else OPS.get(spec.definition.name)
     whole = spec.builtin and "vocabulary" not in options
+    whole = whole and ops is not None and {p.name for p in spec.forward().tensors} <= {*ops.inputs}
     if ops is None or not whole or not {*spec.definition.saved(spec.options)} <= {*ops.taken}:
         name = f"{spec.definition.name}_{spec.digest}"
         ops = OPS.get(name) or OPS.setdefault(name, GraphOps(spec.definition, name, spec.options))

@@ -13,7 +13,7 @@ import torch
 
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.errors import ArrayError, LngenError
-from lngen.launch.array_rules import Sets
+from lngen.launch.array_rules import Sets, check_table
 from lngen.launch.direct import TO_TORCH
 from lngen.launch.runtime.direction import Call
 from lngen.launch.signature import Tensor
@@ -98,10 +98,13 @@ def leading_of(one: Side, tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, .
     try:
         lead = call.lead([t.shape for t in tensors])
         sets = Sets.among([(v, t.shape) for v, t in zip(call.inputs, tensors, strict=True)], lead, d)
+        for value, tensor in zip(call.inputs, tensors, strict=True):
+            if value.by_position:
+                check_table(value, tensor.shape)
     except ArrayError as error:
         raise TorchError(str(error)) from error
     for value, tensor in zip(call.inputs, tensors, strict=True):
-        if not value.of_sets and tensor.shape != (expected := value.shape(lead, d)):
+        if not (value.of_sets or value.by_position) and tensor.shape != (expected := value.shape(lead, d)):
             raise TorchError(
                 f"'{value.name}' is expected to have shape {list(expected)}, got {list(tensor.shape)}; leading "
                 f"dimensions are those of '{call.inputs[call.leader].name}'."
@@ -115,7 +118,7 @@ def _shape(value: Tensor, lead: tuple[int, ...], sets: Sets | None, d: int) -> t
 
 def _flat(tensor: torch.Tensor, value: Tensor, rows: int, d: int) -> torch.Tensor:
     """A tensor with its rows in one dimension, whose elements are neighbours."""
-    tensor = tensor.detach().reshape(value.shape(rows, d))
+    tensor = tensor.detach() if value.by_position else tensor.detach().reshape(value.shape(rows, d))
     return tensor if not value.axes or tensor.stride(-1) == 1 else tensor.contiguous()
 
 

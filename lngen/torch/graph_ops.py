@@ -126,7 +126,10 @@ class GraphOps:
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
         options |= {key: present[n] for n, key in own.items() if present[n] is not dtype}
         options |= {"eps": RUN} if self.takes_eps else {}
-        weights = [n for n in present if M not in self.axes[n] and n not in (*self.whole, *self.numbers)]
+        tables = [n for n, axes in self.axes.items() if n in present and len(axes) == 2 and axes[1].period]
+        options |= {"table_dtype": present[tables[0]]} if tables and "table_dtype" in self.defaults else {}
+        apart = (*self.whole, *self.numbers, *tables)
+        weights = [n for n in present if M not in self.axes[n] and n not in apart]
         weights.sort(key=lambda n: len(self.axes[n]) > 1)  # those of sets may have a dtype of their own
         options |= {"weight": present[weights[0]]} if weights else {}
         options |= dict(part.split("=") for part in filter(None, keys.split(",")))
@@ -325,7 +328,8 @@ def composed(
     sets = next((tuple(tensors[p.name].shape[:-1]) for p in graph.tensors if is_of_set(p)), ())
     given: dict[Value, torch.Tensor] = {}
     for p in graph.tensors:
-        shape = (-1, d) if p.type.axes == WIDE or is_of_set(p) else (-1,) * len(p.type.axes)
+        count = len(p.type.axes)
+        shape = (-1, tensors[p.name].shape[-1]) if count == 2 else (-1,) * count
         given[p] = tensors[p.name].reshape(shape)
     results = [r for name in wanted for r in graph.results if r.name == name]
     found = evaluate(graph, given, results, eps)

@@ -28,7 +28,7 @@ from lngen.launch.runtime import Norm
 LENGTH, HEAD, ROWS = 8, 128, 3
 DTYPES = ("f16", "bf16", "f32", "f64")
 
-NUMBERS = {"head": "64", "k_heads": "1"}  # of options that take few
+NUMBERS = {"head": "64", "k_heads": "1", "rotary": "64"}  # of options that take few
 
 Keys = dict[str, str]
 

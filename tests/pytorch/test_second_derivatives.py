@@ -52,7 +52,8 @@ def test_a_second_derivative_is_that_of_the_forward(graph: str, keys: Keys) -> N
         p.name: torch.randn(p.type.shape(ROWS, d)).to(TO_TORCH[p.type.dtype]).requires_grad_(p.name in differentiable)
         for p in spec.forward().tensors
     }
-    given |= {name: torch.arange(ROWS).to(given[name].dtype) for name in spec.classes}
+    places = [name for name in given if name in spec.classes or name == "positions"]
+    given |= {name: torch.arange(ROWS).to(given[name].dtype) for name in places}
     inputs = [t for t in given.values() if t.requires_grad]
     eps = EPS if function.ops.takes_eps else {}
     results = function(**given, **eps)

@@ -6,7 +6,7 @@ dtype: ``tests/compiler/family/test_family_casts.py`` compares the roundings wit
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Keys:
     reduction: str = "none"
     head: int = 128
     k_heads: int = 0
+    rotate: str = "no"
+    rotary: int = 0
 
 
 Formula = Callable[[Tensors, Keys], Results]
@@ -118,7 +120,10 @@ def of_heads(norm: Callable[[Tensor, Keys], tuple[Tensor, Results]]) -> Formula:
         x = t["x"].unflatten(-1, (-1, keys.head))
         weights = {name: every(t, name, x.shape[-2], keys) for name in ("gamma", "beta")}
         xhat = norm(x, keys)[0].flatten(-2)
-        return {"y": weighted(xhat, {n: w for n, w in weights.items() if w is not None}, keys)}
+        y = weighted(xhat, {n: w for n, w in weights.items() if w is not None}, keys)
+        return {"y": y if keys.rotate == "no" else turned(y, t, keys)}
+
+    return formula
 
 
 def modulated(name: str) -> Formula:
@@ -135,6 +140,21 @@ def modulated(name: str) -> Formula:
         return found | {"y": y + by_row["shift"] if "shift" in t else y, "h": h}
 
     return formula
+
+
+def turned(y: Tensor, t: Tensors, keys: Keys) -> Tensor:
+    """Planes of each head as complex numbers, times those of their angles."""
+    planes = [t[name][t["positions"].long()] if "positions" in t else t[name] for name in ("cos", "sin")]
+    angles = torch.complex(*planes).unsqueeze(-2)
+    width, heads = keys.rotary or keys.head, y.unflatten(-1, (-1, keys.head))
+    turning, still = heads[..., :width], heads[..., width:]
+    pairs = turning.unflatten(-1, (-1, 2)) if keys.rotate == "pairs" else turning.unflatten(-1, (2, -1)).mT
+    found = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * angles)
+    return torch.cat([(found if keys.rotate == "pairs" else found.mT).flatten(-2), still], -1).flatten(-2)
+
+
+def rope(t: Tensors, keys: Keys) -> Results:
+    return {"y": turned(t["x"], t, replace(keys, rotate="halves" if keys.rotate == "no" else keys.rotate))}
 
 
 def dyt(t: Tensors, keys: Keys) -> Results:
@@ -193,11 +213,12 @@ FORMULAS: dict[str, Formula] = {
     "qk_layernorm": of_heads(standardised),
     "qk_rmsnorm": of_heads(scaled),
     **{name: modulated(name) for name in ("ada_layernorm", "ada_rmsnorm")},
-    **{f.__name__: f for f in (l2norm, dyt, softmax, log_softmax, cross_entropy)},
+    **{f.__name__: f for f in (rope, l2norm, dyt, softmax, log_softmax, cross_entropy)},
 }
 
 # Inputs that have no gradient.
-CONSTANTS = {"cross_entropy": ("target", "class_weight")}
+ANGLES = ("cos", "sin", "positions")
+CONSTANTS = {"cross_entropy": ("target", "class_weight"), "rope": ANGLES}
 
 
 def keys_of(given: Mapping[str, Any]) -> Keys:
@@ -205,10 +226,10 @@ def keys_of(given: Mapping[str, Any]) -> Keys:
     read = {
         "eps": float,
         "ignore_index": lambda number: int(float(number)),
-        **dict.fromkeys(("head", "k_heads"), lambda number: int(float(number))),
+        **dict.fromkeys(("head", "k_heads", "rotary"), lambda number: int(float(number))),
         **dict.fromkeys(("scale", "label_smoothing", "z_loss", "softcap"), float),
         **dict.fromkeys(("zero_centred", "gate_first"), lambda text: text == "yes"),
-        **dict.fromkeys(("casts", "guard", "act", "target", "reduction"), str),
+        **dict.fromkeys(("casts", "guard", "act", "target", "reduction", "rotate"), str),
     }
     return Keys(**{name: read[name](value) for name, value in given.items() if name in read})
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from types import MappingProxyType
 
-from lngen.compiler.graphs import heads, modulated, norms, softmax
+from lngen.compiler.graphs import heads, modulated, norms, rotary, softmax
 from lngen.compiler.graphs.definition import GRAPH_ENDING, Definition, definition_from, is_source, split_source
 from lngen.compiler.graphs.graph_builder import Chosen, GraphBuilder, Option, Options
 
@@ -28,6 +28,7 @@ _GROUPS: dict[str, tuple[_Described, ...]] = {
     "heads": (
         (heads.qk_rmsnorm, "rmsnorm(x) of each head of q and k, whose weights repeat along a row"),
         (heads.qk_layernorm, "layernorm(x) of each head of q and k, whose weights repeat along a row"),
+        (rotary.rope, "x * cos + rotate(x) * sin of each head, by row or by position (RoPE)"),
     ),
     "gates and activations": (
         (norms.gated_layernorm, "layernorm(x) * silu(z), or layernorm(x * silu(z))"),

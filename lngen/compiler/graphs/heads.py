@@ -12,6 +12,7 @@ from functools import partial
 from lngen.compiler.graphs.graph_builder import GraphBuilder
 from lngen.compiler.graphs.norms import CASTS, Weights, cast_weights, centred, scaled
 from lngen.compiler.graphs.quantised import returned
+from lngen.compiler.graphs.rotary import Rotation
 from lngen.compiler.ir import Axis, D, DType, M, Value
 
 HEADS = (16, 32, 64, 128, 256)  # features of a head: the lanes of a warp, or a part of them, fold one
@@ -25,7 +26,8 @@ def qk_rmsnorm(b: GraphBuilder) -> None:
 
     ``k_heads``: the last heads of a row, which are k's. Without them all heads have one gamma; with ``head_weights``
     each has its own (Cohere). ``casts`` as of ``norms.rmsnorm``. Backward computes the statistics again: it reads x
-    anyway, and the threads of a head are lanes of a warp.
+    anyway, and the threads of a head are lanes of a warp. ``rotate=halves|pairs``: RoPE behind it, see
+    ``rotary.rope``; Qwen3 has casts=llama with rotate_in=x, Gemma 3 gemma with x, vLLM once with f32.
     """
     _normed(b, scaled, CASTS, beta=False)
 
@@ -39,7 +41,9 @@ def _normed(b: GraphBuilder, normalise: Normalise, orders: tuple[str, ...], *, b
     features = head_features(b)
     heads, x = b.axis("H", D / features), b.input("x", M, D)
     weights = cast_weights(b, orders, beta=beta, inputs=partial(_weights, features=features, heads=heads))
-    returned(b, weights.apply(b, normalise(b, x, heads)))
+    y32 = weights.apply(b, normalise(b, x, heads))
+    rotation = Rotation.by_keys(b, features, needed=False)
+    returned(b, y32 if rotation is None else rotation.apply(b, y32))
 
 
 def head_features(b: GraphBuilder) -> int:

@@ -7,6 +7,7 @@ from lngen.compiler.ir.meanings import ctype
 from lngen.compiler.ir.names import is_graph_name, is_name
 from lngen.compiler.ir.numerics import bits_of, values_of
 from lngen.compiler.ir.ops import OPS, Op, Ops
+from lngen.compiler.ir.places import unequal
 from lngen.compiler.ir.text import parse
 from lngen.compiler.ir.types import (
     BF16,
@@ -34,6 +35,7 @@ from lngen.compiler.ir.types import (
     is_number_fold,
     is_of_columns,
     is_of_set,
+    is_of_table,
     is_over_heads,
     is_over_segments,
     is_over_sets,
@@ -48,7 +50,6 @@ from lngen.compiler.ir.types import (
     recording,
     segment_of,
     sets_of,
-    unequal,
 )
 from lngen.dtypes import DType
 from lngen.rules import RULES

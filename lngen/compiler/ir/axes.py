@@ -1,8 +1,9 @@
 """Axes: M rows, D features, and those that a graph derives from them.
 
 ``{N = M / n}``: rows belong to samples, n neighbouring ones to each. ``{H = M % h}``: row m to head m % h.
-``{B = D / 128}`` are blocks of 128 features. Axes combine per base, to the finer one: an element of [M, D]
-uses the number of its sample, its head, its block, and nothing is broadcast.
+``{B = D / 128}`` are blocks of 128 features, ``{E = D % 64 / 2}`` the pairs of 64 features that repeat. Axes combine
+per base, to the finer one: an element of [M, D] uses the number of its sample, its head, its block, and nothing is
+broadcast. ``{P = M @ p}`` are the rows of a table, of which ``gather`` reads one for each row.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ class Axis:
 
     base     the axis that it is derived from, M or D; None for these two
     by       "/": an element has neighbouring elements of the base; "%": it has every ``number``-th one
+             "@": rows of a table, to none of which a row belongs by its number
     number   of "/" the elements of the base that an element has, of "%" its length; or a name: the length of an array
              then says it. 0 for the segments of an order of sums, whose length the sums say; the last may be shorter
+    each     of "%": so many neighbours are one element, and the length is ``number`` over it
     """
 
     _known: ClassVar[dict[tuple[object, ...], Axis]] = {}
@@ -30,23 +33,24 @@ class Axis:
     base: Axis | None
     by: str
     number: int | str
+    each: int
 
-    def __new__(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0) -> Axis:
+    def __new__(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0, each: int = 1) -> Axis:
         if base is None:
             if name not in BUILTIN:
                 raise ValueError(f"'{name}' is no axis; there are {', '.join(BUILTIN)} and those derived from M and D")
             return BUILTIN[name]
-        key = name, base, by, number
+        key = name, base, by, number, each
         return cls._known.setdefault(key, cls._made(*key))
 
     @classmethod
-    def _made(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0) -> Axis:
+    def _made(cls, name: str, base: Axis | None = None, by: str = "", number: int | str = 0, each: int = 1) -> Axis:
         found = super().__new__(cls)
-        found.name, found.base, found.by, found.number = name, base, by, number
+        found.name, found.base, found.by, found.number, found.each = name, base, by, number, each
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Axis, (self.name, self.base, self.by, self.number)
+        return Axis, (self.name, self.base, self.by, self.number, self.each)
 
     def __str__(self) -> str:
         return self.name
@@ -62,7 +66,7 @@ class Axis:
     @property
     def declaration(self) -> str:
         """Its text in the head of a graph: ``B = D / 128``."""
-        return f"{self.name} = {self.base} {self.by} {self.number}"
+        return f"{self.name} = {Derivation(self.root, self.by, self.number, self.each)}"
 
     def length(self, whole: int) -> int:
         """Its elements, if its base has ``whole``; ValueError if it does not divide that, or an array has to say it."""
@@ -70,7 +74,7 @@ class Axis:
             raise ValueError(f"no input says how long {self.declaration} is")
         if whole % self.number:
             raise ValueError(f"{self.declaration}: {whole} elements along {self.base} are not divided by {self.number}")
-        return whole // self.number if self.by == "/" else self.number
+        return whole // self.number if self.by == "/" else self.number // self.each
 
     @property
     def of_order(self) -> bool:
@@ -88,6 +92,11 @@ class Axis:
         return int(self.number) if self.base is D and self.by == "%" else 0
 
     @property
+    def of_table(self) -> bool:
+        """True for the rows of a table."""
+        return self.by == "@"
+
+    @property
     def key(self) -> tuple[bool, bool, str]:
         """What axes are sorted by: M before D, a base before what is derived from it."""
         return self.root is D, self.base is not None, self.name
@@ -97,9 +106,11 @@ class Axis:
         if other is self or other is self.base:
             return other is self
         if other.base is self:
-            return True
+            return not other.of_table
         a, b = (self.number, other.number) if self.by == "/" else (other.number, self.number)
         alike = (self.base, self.by) == (other.base, other.by) and isinstance(a, int) and isinstance(b, int)
+        if other.each > 1 or self.each > 1:
+            return alike and self.number == other.number and other.each % self.each == 0
         return alike and bool(a) and int(b) % int(a) == 0 and bool(b)
 
     def __truediv__(self, number: int | str) -> Derivation:
@@ -110,6 +121,10 @@ class Axis:
         """``M % 8``: every 8th row is one element."""
         return Derivation(self, "%", number)
 
+    def __matmul__(self, number: str) -> Derivation:
+        """``M @ "p"``: rows of a table, as many as the length of an array says."""
+        return Derivation(self, "@", number)
+
 
 class Derivation(NamedTuple):
     """What an axis is derived by, ``M / 8``; a graph gives it a name."""
@@ -117,9 +132,14 @@ class Derivation(NamedTuple):
     base: Axis
     by: str
     number: int | str
+    each: int = 1
+
+    def __truediv__(self, each: int) -> Derivation:
+        """``D % 64 / 2``: pairs of the 64 features that repeat."""
+        return self._replace(each=each)
 
     def __str__(self) -> str:
-        return f"{self.base} {self.by} {self.number}"
+        return f"{self.base} {self.by} {self.number}{f' / {self.each}' if self.each != 1 else ''}"
 
 
 BASES = ("M", "D")
@@ -176,7 +196,7 @@ class Lengths(dict[Axis, int]):
     def positions(self, axis: Axis, of: Axis) -> NDArray[np.intp]:
         """For each element of ``axis`` that arrays have, that of ``of`` to which it belongs."""
         count = self.places(axis)
-        return count % self[of] if of.by == "%" else count // max(self.per(axis, of), 1)
+        return count % (self[of] * of.each) // of.each if of.by == "%" else count // max(self.per(axis, of), 1)
 
     def groups(self, axis: Axis, to: Axis) -> NDArray[np.intp]:
         """The elements of ``axis`` that each element of ``to`` has: [to, elements]."""

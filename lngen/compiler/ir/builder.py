@@ -42,17 +42,25 @@ VERSIONS = {"order": ORDERS, "functions": FUNCTIONS}
 # ---- construction ----
 
 
-def derived(name: str, base: str, by: str, number: int | str) -> Axis:
+def derived(name: str, base: str, by: str, number: int | str, each: int = 1) -> Axis:
     """An axis of that name; ValueError for a name that no axis may have, another base, or no number."""
     if not is_name(name) or name in BASES:
         raise ValueError(f"a name of letters and digits other than M and D is expected, got '{short(name)}'")
     if base not in BASES:
         raise ValueError(f"an axis is expected to be derived from M or D, got '{short(base)}'")
     whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
+    if by == "@" and (base != "M" or not isinstance(number, str) or each != 1):
+        raise ValueError(f"a table's rows are M @ name, got {Derivation(Axis(base), by, number, each)}")
+    if each != 1 and not (base == "D" and by == "%" and whole and isinstance(each, int) and 0 < each <= int(number)):
+        raise ValueError(
+            f"neighbours are one element of D % number alone, got {Derivation(Axis(base), by, number, each)}"
+        )
+    if each != 1 and int(number) % each:
+        raise ValueError(f"{each} neighbours are one of {number} elements that repeat, which they do not divide")
     if not whole and not (base == "M" and isinstance(number, str) and is_name(number)):
         named = ", or a name" if base == "M" else ""
         raise ValueError(f"a whole number from 1{named} is expected, got {short(repr(number))}")
-    return Axis(name, Axis(base), by, number)
+    return Axis(name, Axis(base), by, number, each)
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,8 @@ class Builder(Indices):
         """An axis that the graph derives from M or D, such as ``b.axis("N", M / "n")``, ``b.axis("B", D / 128)``.
 
         Rows belong to samples, n neighbouring ones to each; features to blocks of 128. ``M % 8`` derives heads: row m
-        belongs to head m % 8. VerifyError for a name that is taken, or a number that is none.
+        belongs to head m % 8. ``D % 64 / 2`` are pairs that repeat, ``M @ "p"`` the rows of a table. VerifyError for a
+        name that is taken, or a number that is none.
         """
         if not isinstance(of, Derivation):
             raise VerifyError(
@@ -96,7 +105,7 @@ class Builder(Indices):
                 f"D / 128 or M % 8, got {short(repr(of))}."
             )
         try:
-            axis = derived(name, str(of.base), of.by, of.number)
+            axis = derived(name, str(of.base), of.by, of.number, of.each)
         except ValueError as e:
             raise VerifyError(f"graph @{self.name}: axis '{short(str(name))}': {e}.") from e
         if self.axes.setdefault(name, axis) is not axis:
@@ -110,7 +119,7 @@ class Builder(Indices):
             if isinstance(a, Axis) and a.base is not None and self.axes.get(a.name) is not a:
                 raise VerifyError(
                     f"graph @{self.name}: '{name}' has the axis {a.declaration}, which this graph does not declare; "
-                    f'write b.axis("{a.name}", {a.base} {a.by} {a.number!r}).'
+                    f'write b.axis("{a.name}", {Derivation(a.base, a.by, repr(a.number), a.each)}).'
                 )
         if not all(isinstance(a, Axis) for a in axes) or axes != axes_union(axes):
             got = ", ".join(str(a) if isinstance(a, Axis) else short(repr(a)) for a in axes)

@@ -9,8 +9,9 @@ import numpy as np
 from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths
 from lngen.compiler.ir.numerics import columns_of
 from lngen.compiler.ir.ops import OPS
+from lngen.compiler.ir.places import unequal
 from lngen.compiler.ir.real import Array, Real, Setting
-from lngen.compiler.ir.types import Graph, Value, segment_of, unequal
+from lngen.compiler.ir.types import Graph, Value, segment_of
 
 
 def evaluate(

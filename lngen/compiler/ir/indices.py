@@ -1,4 +1,4 @@
-"""The op table's row for an element by its index: the logit of a class, which no loop over the row has to look for."""
+"""The op table's rows that move elements: one by its index, rows of a table by theirs, the planes of a rotation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ def _take_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return b.select_eq("ct", index, b.iota("column", D, index.type.dtype), ct), None
 
 
+def _rotate_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return (b.neg("ct", b.emit("rotate", "ct", (ct,), **dict(e.attrs))),)
+
+
 class Indices(Scales):
     """Every op as a method."""
 
@@ -24,3 +28,31 @@ class Indices(Scales):
         A kernel reads it from memory, which the text of a row says (``lngen.compiler.lower.cuda.spelling``).
         """
         return self.emit("take", name, (x, index))
+
+    @op(
+        type_rules.gather,
+        real.gather,
+        numpy=lambda a, e, size, out: numerics.gather(*a),
+        vjp=lambda b, e, ct: (None, None),
+    )
+    def gather(self, name: str, table: Value, index: Value) -> Value:
+        """The row at ``index`` of a table, for each row: [P, E] to [M, E], without a derivative by the table.
+
+        An index outside the table is an ArrayError of the interpreter; a GPU does not check it.
+        """
+        return self.emit("gather", name, (table, index))
+
+    @op(
+        type_rules.rotate,
+        real.rotate,
+        numpy=lambda a, e, size, out: numerics.turned(a[0], **numerics.planes(e.attrs)),
+        vjp=_rotate_cotangent,
+        attrs=("by", "head", "width"),
+    )
+    def rotate(self, name: str, x: Value, *, head: int, width: int = 0, by: str = "halves") -> Value:
+        """(-b, a) of each plane (a, b) of the first ``width`` features of each ``head``, 0 of the others.
+
+        A plane has a feature of the first half of the width and the one as far into the second, or a pair of
+        neighbours. So x * cos + rotate(x) * sin is x turned by an angle (RoPE). ``width=0``: all features of a head.
+        """
+        return self.emit("rotate", name, (x,), by=by, head=head, width=width or head)

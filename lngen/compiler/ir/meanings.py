@@ -86,17 +86,6 @@ def expanded(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) 
     return np.ascontiguousarray(np.broadcast_to(x, shape))
 
 
-def halves_turned(x: Array, inverse: bool) -> Array:
-    """(-b, a) of rows (a, b), or (b, -a)."""
-    a, b = np.split(x, 2, axis=-1)
-    return np.concatenate([b, -a] if inverse else [-b, a], axis=-1)
-
-
-def rotated(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | None) -> Array:
-    """The halves of rows, exchanged."""
-    return halves_turned(args[0], bool(eqn.attr("inverse")))
-
-
 def _segment(eqn: Eqn, at: Lengths) -> int:
     return eqn.int_attr("segment") if "segment" in dict(eqn.attrs) else at[D]
 
@@ -105,7 +94,7 @@ def reduced_sum(args: tuple[Array, ...], eqn: Eqn, at: Lengths, out: Array | Non
     """The sum of an operand, or of the products of two, in the order that the attributes spell."""
     axis, to = eqn.axis, eqn.to
     terms = args if len(args) == 1 or args[0].shape == args[1].shape else np.broadcast_arrays(*args)
-    if to is not None and to.period:
+    if to is not None and to.period and to.each == 1:
         return _over_heads(terms, eqn, to.period)
     if to is not None and not to.of_order:
         return _grouped(terms, eqn, at, lambda each: _one_sum(each, eqn, at.per(axis, to)))

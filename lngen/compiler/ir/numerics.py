@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, log2
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lngen.compiler.ir.types import BF16, F32, Graph
 from lngen.dtypes import QUANTISED, DType
+from lngen.errors import ArrayError
 from lngen.rules import RULES, padded
 
 Array = NDArray[Any]
@@ -236,6 +237,31 @@ def take(x: Array, index: Array) -> Array:
     rows = np.broadcast_to(x, (len(index), x.shape[1]))
     found = np.take_along_axis(rows, np.where(inside, index, 0).astype(np.intp), axis=1)
     found[~inside] = 0
+    return found
+
+
+def gather(table: Array, index: Array) -> Array:
+    """The row of a table at the index of each row, [M, E]; ArrayError for an index outside the table."""
+    rows = index[:, 0].astype(np.intp)
+    wrong = rows[(rows < 0) | (rows >= len(table))]
+    if wrong.size:
+        raise ArrayError(f"a position is expected to be one of the {len(table)} rows of its table, got {wrong[0]}.")
+    return np.take(table, rows, axis=0)
+
+
+def planes(attrs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The features of a head, those of them that turn, and whether neighbours share a plane."""
+    found = dict(attrs)
+    return {"head": found["head"], "width": found["width"], "pairs": found["by"] == "pairs"}
+
+
+def turned(x: Array, head: int, width: int, pairs: bool) -> Array:
+    """(-b, a) of each plane (a, b) of the first ``width`` features of heads, and 0 of the others."""
+    found = np.zeros_like(x)
+    given, target = (a.reshape(len(x), x.shape[1] // head, head)[..., :width] for a in (x, found))
+    half = width // 2
+    first, second = (slice(0, None, 2), slice(1, None, 2)) if pairs else (slice(0, half), slice(half, None))
+    target[..., first], target[..., second] = -given[..., second], given[..., first]
     return found
 
 

@@ -197,10 +197,6 @@ def _sealed_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return b.select_gt("ct", b.const("half", 0.5, ct.type.dtype), e.args[1], ct), None
 
 
-def _rotate_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
-    return (b.rotate("ct", ct, inverse=not e.attr("inverse")),)
-
-
 # ---- the rows ----
 
 
@@ -356,11 +352,6 @@ class Ops(ABC):
         So the derivative is 0 where the results do not depend on x, also if x is a NaN.
         """
         return self.emit("sealed", name, (x, closed))
-
-    @op(type_rules.rotate, real.rotate, numpy=meanings.rotated, vjp=_rotate_cotangent, attrs=("inverse",))
-    def rotate(self, name: str, x: Value, *, inverse: bool = False) -> Value:
-        """The halves of a row exchanged, the new first one negated: (-b, a) of (a, b); ``inverse``: (b, -a)."""
-        return self.emit("rotate", name, (x,), inverse=int(inverse))
 
     # ---- choices ----
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TypeVar
 
+from lngen.compiler.ir.axes import WIDE, Axis, axes_union
 from lngen.compiler.ir.types import (
     Eqn,
     Graph,
@@ -67,6 +68,23 @@ def extract(graph: Graph, name: str, params: tuple[Value, ...], results: tuple[V
     live = upstream(eqns, results)
     kept = tuple(p for p in params if p in live), tuple(e for e in eqns if e.out in live)
     return Graph(name, *kept, results, graph.attrs)
+
+
+def unequal(eqn: Eqn) -> tuple[tuple[int, int, Axis, Axis], ...]:
+    """The operands that have another axis of a base than the equation works along: operand, place, its axis, the other.
+
+    The place is 0 for M, 1 for D.
+    """
+    if all(axis.base is None for a in eqn.args for axis in a.type.axes):
+        return ()
+    along_all = axes_union(*(a.type.axes for a in eqn.args))
+    return tuple(
+        (n, WIDE.index(axis.root), axis, wanted)
+        for n, arg in enumerate(eqn.args)
+        for axis in arg.type.axes
+        for wanted in along_all
+        if wanted.root is axis.root and wanted is not axis and not axis.of_table
+    )
 
 
 # ---- phases ----

@@ -351,10 +351,15 @@ def _doubtful(a: Real, b: Real) -> NDArray[np.bool_]:
 
 
 def rotate(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
-    """The halves of rows exchanged, one of them negated."""
-    a, b = np.split(args[0].value, 2, axis=1)
-    halves = (b, -a) if eqn.attr("inverse") else (-b, a)
-    return Real(np.concatenate(halves, axis=1), np.roll(args[0].error, a.shape[1], axis=1))
+    """Features a quarter turn on, in their planes; exactly."""
+    error = np.abs(numerics.turned(args[0].error, **numerics.planes(eqn.attrs)))
+    return Real(numerics.turned(args[0].value, **numerics.planes(eqn.attrs)), error)
+
+
+def gather(args: tuple[Real, ...], eqn: Eqn, at: Setting) -> Real:
+    """The row of a table at the index of each row."""
+    table, index = args
+    return Real(*(numerics.gather(part, index.value) for part in (table.value, table.error)))
 
 
 # ---- lengths and reductions ----

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lngen.compiler.ir.axes import Axis, M
-from lngen.compiler.ir.places import once
-from lngen.compiler.ir.types import FOLDS, Eqn, Graph, Type, Value, unequal
+from lngen.compiler.ir.places import once, unequal
+from lngen.compiler.ir.types import FOLDS, Eqn, Graph, Type, Value
 
 
 class Step(NamedTuple):
     """An equation on values that have numbers.
 
-    unequal   the operands that have another axis than it works along, as ``types.unequal`` says them
+    unequal   the operands that have another axis than it works along, as ``places.unequal`` says them
     buffer    that of the block that holds the value; None for values without rows, folds, and what is kept
     """
 

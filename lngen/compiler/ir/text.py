@@ -24,7 +24,7 @@ _TYPES = re.compile(rf"(?:{_TYPE_TEXT}(?:, {_TYPE_TEXT})*+)?+")
 _PARAM = re.compile(rf"%(\w++): ({_TYPE_TEXT})(?: by value of (\w++))?+")
 _PARAMS = re.compile(rf"(?:{_PARAM.pattern}(?:, {_PARAM.pattern})*+)?+")
 _EQN = re.compile(rf"%(\w++)\s*+:\s*+({_TYPE_TEXT})\s*+=\s*+(\w++)([%\w, ]*+)(?:\{{([^{{}}]*+)\}})?+")
-_AXIS = re.compile(r"(\w++) = (\w++) ([/%]) (\w++)")
+_AXIS = re.compile(r"(\w++) = (\w++) ([/%@]) (\w++)(?: / (\d++))?+")
 _NUMBER = re.compile(r"[-+]?(\d|inf|nan)", re.ASCII)
 
 
@@ -71,9 +71,9 @@ def _declared(text: str, number: int, line: str) -> tuple[Axes, str]:
         if not found:
             others.append(part)
             continue
-        name, base, by, count = found.groups()
+        name, base, by, count, each = found.groups()
         try:
-            axis = derived(name, base, by, int(count) if count.isdigit() else count)
+            axis = derived(name, base, by, int(count) if count.isdigit() else count, int(each or 1))
         except ValueError as e:
             raise ParseError(f"Line {number}: '{short(part)}': {e}.\n    {short(line)}") from e
         if axes.get(name, S) is not S:

@@ -17,6 +17,8 @@ def arithmetic(args: tuple[Type, ...], attrs: Attrs) -> Type:
         raise ValueError(f"arithmetic is done in f32 or f64, got {dtype}; cast it first")
     if any(a.dtype is not dtype for a in args):
         raise ValueError(f"operands of one dtype expected, got {', '.join(str(a.dtype) for a in args)}")
+    if any(axis.of_table and axis not in a.axes for b in args for axis in b.axes for a in args if a.axes):
+        raise ValueError(f"rows of a table are not those of others; gather them first, got {', '.join(map(str, args))}")
     return Type(dtype, axes_union(*(a.axes for a in args)))
 
 
@@ -197,12 +199,26 @@ def size(args: tuple[Type, ...], attrs: Attrs) -> Type:
     return Type(constant(args, attrs).dtype, (per,) if per.of_order else ())
 
 
+PLANES = ("halves", "pairs")  # of a head: feature j and the one half of the width on, or neighbours
+
+
 def rotate(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    if dict(attrs).get("inverse") not in (0, 1):
-        raise ValueError(f"expected {{inverse=0}} or {{inverse=1}}, got {_kind(dict(attrs).get('inverse'))}")
+    head, width, by = (dict(attrs).get(key) for key in ("head", "width", "by"))
+    if not (isinstance(head, int) and isinstance(width, int) and 2 <= width <= head) or width % 2:
+        raise ValueError(f"a width is expected to be even, and from 2 to the features of a head, got {width} of {head}")
+    if by not in PLANES:
+        raise ValueError(f"a plane is one of {', '.join(PLANES)}, got {_kind(by)}")
     if D not in args[0].axes:
-        raise ValueError(f"rotate exchanges the halves of rows, so an operand over D is expected, got {args[0]}")
+        raise ValueError(f"rotate turns the features of rows, so an operand over D is expected, got {args[0]}")
     return arithmetic(args, ())
+
+
+def gather(args: tuple[Type, ...], attrs: Attrs) -> Type:
+    table, index = args
+    rows = table.along(M)
+    if rows is None or not rows.of_table or index.dtype not in INDICES or index.axes != (M,):
+        raise ValueError(f"a table over M @ name, and an i32 or i64 for each row, are expected, got {table}, {index}")
+    return Type(table.dtype, (M, *table.axes[1:]))
 
 
 def expand(args: tuple[Type, ...], attrs: Attrs) -> Type:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
-from lngen.compiler.ir.axes import WIDE, Axis, D, Lengths, M, along, axes_union
+from lngen.compiler.ir.axes import Axis, D, Lengths, M, along
 from lngen.dtypes import FLOATS, DType
 from lngen.errors import VerifyError
 
@@ -53,11 +53,12 @@ class Type:
     def shape(self, rows: int | tuple[int, ...], d: int) -> tuple[int, ...]:
         """The shape of an array with ``rows`` rows, a number or leading dimensions, and D = ``d``.
 
-        Sets of rows whose length a call says have ``SET_ROWS`` here, or what of it divides the rows.
+        Sets of rows whose length a call says have ``SET_ROWS`` here, or what of it divides the rows, and a table has
+        as many rows as there are.
         """
         leading = rows if isinstance(rows, tuple) else (rows,)
         count = math.prod(leading)
-        sets = {a: sets_in(count) for a in self.axes if isinstance(a.number, str)}
+        sets = {a: count if a.of_table else sets_in(count) for a in self.axes if isinstance(a.number, str)}
         lengths = Lengths({M: count, D: d, **sets})
         return tuple(n for a in self.axes for n in (leading if a is M else (lengths[a],)))
 
@@ -415,7 +416,8 @@ def is_row_fold(eqn: Eqn) -> bool:
 
 def is_block_fold(eqn: Eqn) -> bool:
     """True for a sum or a maximum over each block of a row that a graph derives: [M, D] to [M, B]."""
-    return eqn.op in FOLDS and eqn.axis is D and eqn.to is not None and not eqn.to.of_order and M in eqn.out.type.axes
+    blocks = eqn.op in FOLDS and eqn.axis is D and eqn.to is not None and not eqn.to.of_order and not eqn.to.period
+    return blocks and M in eqn.out.type.axes
 
 
 def is_column_fold(eqn: Eqn) -> bool:
@@ -436,7 +438,7 @@ def is_over_sets(eqn: Eqn) -> bool:
 def is_over_heads(eqn: Eqn) -> bool:
     """True for a sum of what repeats along a vector, such as the heads of a row: [D] to [E]."""
     to = eqn.to if eqn.op in SUMS and eqn.axis is D else None
-    return to is not None and to.period > 0 and M not in eqn.out.type.axes
+    return to is not None and to.period > 0 and to.each == 1 and M not in eqn.out.type.axes
 
 
 def is_of_columns(value: Value) -> bool:
@@ -447,7 +449,17 @@ def is_of_columns(value: Value) -> bool:
 def is_of_set(value: Value) -> bool:
     """True for a value that has numbers for each set of rows that a graph derives."""
     rows = value.type.along(M)
-    return rows is not None and rows.is_declared
+    return rows is not None and rows.is_declared and not rows.of_table
+
+
+def is_of_table(value: Value) -> bool:
+    """True for a value whose columns repeat along a row, and that has some for each row: [M, E], or [P, E] of a table.
+
+    Such are the cosines of a rotation, by row or by position.
+    """
+    rows = value.type.along(M)
+    by_row = rows is M or (rows is not None and rows.of_table)
+    return by_row and len(value.type.axes) == 2 and value.type.axes[1].period > 0
 
 
 def sets_of(graph: Graph) -> Axis | None:
@@ -464,7 +476,7 @@ def is_number_fold(eqn: Eqn) -> bool:
 def independent_rows(graph: Graph) -> bool:
     """True if no equation joins rows: then some of the rows have the results that they have among all."""
     joined = any(dict(eqn.attrs).get("axis") is M for eqn in graph.eqns)
-    return not joined and all(a.base is D for a in derived_axes(graph))
+    return not joined and all(a.base is D or a.of_table for a in derived_axes(graph))
 
 
 def segment_of(graph: Graph, d: int) -> int:
@@ -479,20 +491,3 @@ def derived_axes(graph: Graph) -> tuple[Axis, ...]:
     named = (a for e in graph.eqns for _, a in e.attrs if isinstance(a, Axis))
     every = dict.fromkeys([*(a for v in values for a in v.type.axes), *named])
     return tuple(a for a in every if a.is_declared)
-
-
-def unequal(eqn: Eqn) -> tuple[tuple[int, int, Axis, Axis], ...]:
-    """The operands that have another axis of a base than the equation works along: operand, place, its axis, the other.
-
-    The place is 0 for M, 1 for D.
-    """
-    if all(axis.base is None for a in eqn.args for axis in a.type.axes):
-        return ()
-    along_all = axes_union(*(a.type.axes for a in eqn.args))
-    return tuple(
-        (n, WIDE.index(axis.root), axis, wanted)
-        for n, arg in enumerate(eqn.args)
-        for axis in arg.type.axes
-        for wanted in along_all
-        if wanted.root is axis.root and wanted is not axis
-    )

@@ -39,7 +39,7 @@ from lngen.compiler.lower.cuda.maxima_text import Maxima
 from lngen.compiler.lower.cuda.number_text import STYLE, THREADS, number_spelling, shared_numbers
 from lngen.compiler.lower.cuda.policies import cut_type
 from lngen.compiler.lower.cuda.row_text import row_spelling
-from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts
+from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts, tables
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared
 from lngen.compiler.lower.nest import Nest, Style, nest
@@ -339,7 +339,7 @@ class _Lowering:
         shared = sharing(arguments)
         far = self.facts.stretch is not None or any(a.kind in ("stride", "outer_stride") for a in shared)
         strides = self.spec.strides if far else 1
-        inputs = by_level(graph.tensors)
+        inputs = by_level(graph.tensors)._replace(table=tuple(tables(graph).values()))
         return Kernel(
             name=f"{self.stem}__{role}",
             template=f"{role}.cu.jinja",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype, is_of_set
+from lngen.compiler.ir import WIDE, ByValue, DType, Value, ctype, is_of_set, is_of_table
 from lngen.compiler.lower.cuda.fragments import c_name
 from lngen.compiler.passes import accumulated
 
@@ -18,7 +18,8 @@ class Argument:
     Rows at two distances have two more kinds: ``inner`` is the number of rows that are ``stride`` apart, and
     ``outer_stride`` the distance of a row from the one ``inner`` rows before it. An [N, D] tensor, whose sets have
     ``inner`` rows, has the latter alone. So has a tensor that is stored by columns: ``column_stride``, and ``padded``,
-    the number of rows with the zeros behind them. Or value: the number ``tensor`` of the graph itself, which follows
+    the number of rows with the zeros behind them. ``table_stride`` is the distance of the rows of an [M, E] input, or
+    of a table. Or value: the number ``tensor`` of the graph itself, which follows
     from eps.
 
     ``alone``: no other pointer of the kernel reaches the same memory, if one of them writes to it.
@@ -56,6 +57,8 @@ def tensors(
         arguments.append(Argument(f"{v.name}_ptr_", ctype(v.type.dtype), where, v.name, const=kind == "input"))
         if v.type.axes == WIDE:
             arguments.append(Argument(f"{v.name}_stride_", "long long", "stride", v.name))
+        if is_of_table(v):
+            arguments.append(Argument(f"{v.name}_stride_", "long long", "table_stride", v.name))
         if v.type.by_columns:
             arguments.append(Argument(f"{v.name}_stride_", "long long", "column_stride", v.name))
             arguments.append(Argument(f"{v.name}_padded_", "long long", "padded", v.name))

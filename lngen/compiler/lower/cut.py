@@ -174,8 +174,8 @@ def column_graph(parts: Parts, graph: Graph, apart: bool) -> tuple[Graph, tuple[
     """The graph of a kernel that only adds columns, and the per-row values that it takes from the row kernel.
 
     Where an operand of a column sum depends on row sums, the [M] values computed from them become parameters. The
-    numbers of blocks are folded again, unless no warp has whole blocks of one row, ``apart``: LowerError, as for values
-    along segments.
+    numbers of blocks are folded, and heads rotated, again, unless no warp has whole blocks of one row, ``apart``:
+    LowerError, as for values along segments.
     """
     levels, producer = depths(graph), graph.producers()
     operands = tuple(dict.fromkeys(a for e in parts.sums for a in e.args))
@@ -190,7 +190,7 @@ def column_graph(parts: Parts, graph: Graph, apart: bool) -> tuple[Graph, tuple[
     columns = extract(graph, graph.name, (*graph.params, *handed), operands)
     for eqn in columns.eqns:
         along_d = eqn.out.type.along(D)
-        if is_over_segments(eqn.out) or (apart and is_block_fold(eqn)):
+        if is_over_segments(eqn.out) or (apart and (is_block_fold(eqn) or eqn.op == "rotate")):
             raise LowerError(
                 f"graph @{graph.name}: '{eqn.out}' varies along {along_d}, and a sum over rows needs it; with "
                 "form=multipass, that takes two graphs, one for the values and one for their sum."

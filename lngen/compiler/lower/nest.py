@@ -43,11 +43,13 @@ class Blocks:
     element   the equations of their operands, once per element
     folds     the reductions
     after     the equations over blocks that follow from them
+    turned    the rotations, whose elements come from others of the vector, or of other threads
     """
 
     element: tuple[Eqn, ...]
     folds: tuple[Eqn, ...]
     after: tuple[Eqn, ...]
+    turned: tuple[Eqn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -295,14 +297,18 @@ class _Work:
         inside = [e for e in eqns if (self.is_element(e.out) and e.out not in ready) or self.is_of_vector(e)]
         needed = upstream(inside, wanted)
         used = [e for e in inside if e.out in needed]
-        elements = [e for e in used if self.is_element(e.out)]
+        elements = [e for e in used if self.is_element(e.out) and e.op != "rotate"]
         read = {*wanted, *(a for e in used for a in elements_read(e))}
         final = upstream(elements, wanted)
         return Loop(
             inputs=tuple(p for p in params if p in read and self.is_element(p)),
             segments=tuple(e.out for e in eqns if is_segment_sum(e) and e.out in needed),
             vector=tuple(e for e in used if computes_segments(e)),
-            blocks=tuple(_blocks([e for e in used if self.is_of_block(e.out)], used, elements)),
+            blocks=tuple(
+                _blocks(
+                    [e for e in used if self.is_of_block(e.out) or e.op == "rotate"], used, elements, self.style.meets
+                )
+            ),
             element=tuple(e for e in elements if e.out in final),
             terms=terms,
             stores=tuple(v for v in stores if self.is_element(v)),
@@ -364,18 +370,28 @@ def elements_read(eqn: Eqn) -> tuple[Value, ...]:
     return eqn.args[1:] if eqn.op == "take" else eqn.args
 
 
-def _blocks(over: Sequence[Eqn], used: Sequence[Eqn], elements: Sequence[Eqn]) -> Iterable[Blocks]:
-    """The equations ``over`` blocks, reductions in the order in which they wait for each other."""
+def _waits(eqn: Eqn) -> bool:
+    """True for an equation whose value waits for all elements of a vector."""
+    return is_block_fold(eqn) or eqn.op == "rotate"
+
+
+def _blocks(over: Sequence[Eqn], used: Sequence[Eqn], elements: Sequence[Eqn], meet: bool) -> Iterable[Blocks]:
+    """The equations ``over`` blocks and the rotations, in the order in which they wait for each other.
+
+    ``meet``: the terms of reductions are added before.
+    """
     stage: dict[Value, int] = {}
     for eqn in used:
-        stage[eqn.out] = max((stage.get(a, 0) for a in eqn.args), default=0) + is_block_fold(eqn)
+        stage[eqn.out] = max((stage.get(a, 0) for a in eqn.args), default=0) + _waits(eqn)
     for number in range(max((stage[e.out] for e in over), default=-1) + 1):
         folds = [e for e in over if is_block_fold(e) and stage[e.out] == number]
-        needed = upstream(elements, [a for e in folds for a in e.args])
+        turned = tuple(e for e in over if e.op == "rotate" and stage[e.out] == number)
+        needed = upstream(elements, [a for e in (*turned, *([] if meet else folds)) for a in e.args])
         yield Blocks(
             element=tuple(e for e in elements if e.out in needed),
             folds=tuple(folds),
-            after=tuple(e for e in over if not is_block_fold(e) and stage[e.out] == number),
+            after=tuple(e for e in over if not _waits(e) and stage[e.out] == number),
+            turned=turned,
         )
 
 
@@ -427,10 +443,10 @@ def kept_by(
 
 def _worth(elements: Sequence[Eqn], here: Sequence[Value], later: Sequence[Value]) -> list[Value]:
     found: list[Value] = []
-    computed = in_loop(elements, here)
+    computed, turned = in_loop(elements, here), {e.out for e in elements if e.op == "rotate"}
     while len(found) < MOST_KEPT:
         saves = saved([e for e in elements if e.out not in found], later, {*computed})
-        values = [v for v in computed if v in saves and v.type.axes == WIDE and v.type.dtype is F32]
+        values = [v for v in computed if v in saves and v.type.axes == WIDE and v.type.dtype is F32 and v not in turned]
         best = max(values, key=saves.__getitem__, default=None)
         if best is None or saves[best] < LONG:
             break

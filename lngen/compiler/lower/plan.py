@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lngen.compiler.ir import WIDE, ByValue, DType, Graph, M, Value, is_of_columns, is_of_set, preformatted
+from lngen.compiler.ir import WIDE, ByValue, DType, Graph, M, Value, is_of_columns, is_of_set, is_of_table, preformatted
 from lngen.compiler.lower.arguments import Argument
 from lngen.compiler.lower.cuda.column_text import ColumnKernel, Finish, SetFinish
 from lngen.compiler.lower.cuda.fragments import Join, PhaseText, Statement, Sum, Tensor
@@ -23,13 +23,14 @@ from lngen.rules import RULES, Extent, Stretch, aligned, buffer_elements, laid_o
 
 
 class Levels(NamedTuple):
-    """Tensors by their axes: [M, D], [D] or [E], [M], none, and those of sets of rows."""
+    """Tensors by their axes: [M, D], [D] or [E], [M], none, those of sets of rows, and [M, E] or tables [P, E]."""
 
     element: tuple[Tensor, ...]
     column: tuple[Tensor, ...]
     row: tuple[Tensor, ...]
     launch: tuple[Tensor, ...]
     of_set: tuple[Tensor, ...]
+    table: tuple[Tensor, ...] = ()
 
 
 def by_level(values: Iterable[Value]) -> Levels:
@@ -118,8 +119,10 @@ class Kernel:
 
     @property
     def folds_blocks(self) -> bool:
-        """True if lanes of a warp fold blocks of features, so that all of them stay."""
-        return any(part.folds for phase in self.nest.phases for loop in phase.loops for part in loop.blocks)
+        """True if lanes of a warp fold or turn blocks of features, so that all of them stay."""
+        return any(
+            part.folds or part.turned for phase in self.nest.phases for loop in phase.loops for part in loop.blocks
+        )
 
     @property
     def takes_elements(self) -> bool:
@@ -229,6 +232,8 @@ class Plan:
         if bulk and value.type.axes == WIDE:
             return BULK
         together = self.schedule.vec if value.type.axes else 1
+        if is_of_table(value):
+            together = max(1, together // value.type.axes[1].each)
         return min(together * value.type.dtype.size, BULK)
 
     @property

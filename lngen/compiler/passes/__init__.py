@@ -89,11 +89,14 @@ def finish(
 
 
 def _check_axes(graph: Graph, d: int) -> None:
-    """SpecError for rows that a derived axis does not divide, or whose halves ``rotate`` cannot exchange."""
+    """SpecError for rows that a derived axis does not divide, or ``rotate`` has not whole heads of."""
     for axis in derived_axes(graph):
         if axis.base is D and isinstance(axis.number, int) and d % axis.number:
             raise SpecError(
                 f"graph @{graph.name}: D is expected to be a multiple of {axis.number} for {axis}, got d={d}."
             )
-    if d % 2 and any(e.op == "rotate" for e in graph.eqns):
-        raise SpecError(f"graph @{graph.name}: D is expected to be even for rotate, which exchanges halves, got d={d}.")
+    for head in (e.int_attr("head") for e in graph.eqns if e.op == "rotate"):
+        if d % head:
+            raise SpecError(
+                f"graph @{graph.name}: D is expected to be a multiple of head={head} for rotate, got d={d}."
+            )

@@ -34,9 +34,10 @@ def lengths(graph: Graph, rows: int | None = None, d: int | None = None) -> Leng
     None: the least from ``ROWS`` or ``FEATURES`` on with which each derived axis has two elements.
     """
     least, divisor = {M: ROWS if rows is None else rows, D: FEATURES if d is None else d}, {M: 1, D: 1}
-    if any(e.op == "rotate" for e in graph.eqns):
-        divisor[D] = 2
-    for axis in derived_axes(graph):
+    heads = [e.int_attr("head") for e in graph.eqns if e.op == "rotate"]
+    divisor[D] = lcm(1, *heads)
+    least[D] = max(least[D], *(2 * n for n in heads)) if d is None and heads else least[D]
+    for axis in (a for a in derived_axes(graph) if not a.of_table):
         number = axis.number if isinstance(axis.number, int) else NAMED
         divisor[axis.root] = lcm(divisor[axis.root], number)
         if (rows if axis.root is M else d) is None:
@@ -63,7 +64,7 @@ def drawn(
 
 
 def indexed(graph: Graph) -> dict[Value, Axis]:
-    """The inputs that ``select_eq`` compares with the places along an axis, or that ``take`` takes, with that axis.
+    """The inputs that ``select_eq`` compares with the places along an axis, or ``take`` and ``gather`` take, with it.
 
     They may be cast before.
     """
@@ -74,6 +75,7 @@ def indexed(graph: Graph) -> dict[Value, Axis]:
             origin[eqn.out] = origin[eqn.args[0]]
     pairs = [(a, b) for e in graph.eqns if e.op == "select_eq" for a, b in (e.args[:2], e.args[1::-1])]
     taken = {origin[e.args[1]]: D for e in graph.eqns if e.op == "take" and e.args[1] in origin}
+    taken |= {e.args[1]: e.args[0].type.axes[0] for e in graph.eqns if e.op == "gather" and e.args[1] in origin}
     return taken | {origin[a]: axis_of[b] for a, b in pairs if b in axis_of and a in origin}
 
 

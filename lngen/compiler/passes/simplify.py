@@ -110,12 +110,18 @@ class Simplifier:
         return {product: coefficient} if coefficient else {}
 
     def bounded(self, poly: Poly, v: Value) -> Poly:
-        """The polynomial of ``v``, or ``v`` as an atom if the polynomial is too large."""
-        if fits(poly, FACTORS):
+        """The polynomial of ``v``, or ``v`` as an atom if the polynomial is too large, or a sum of what is rotated."""
+        if fits(poly, FACTORS) and not self._turns(poly, v):
             return poly
         value = self._write(poly, v.name, v)
         self.order.add(value)
         return {atom(value): Fraction(1)}
+
+    def _turns(self, poly: Poly, v: Value) -> bool:
+        """True for a sum with a rotated term: rotated elements are others, so that none of its terms cancel later."""
+        eqn = self.producer[v]
+        rotated = (self.producer.get(a) for p in poly for a, _ in p.powers if isinstance(a, Value))
+        return eqn.op in ("add", "sub") and any(e is not None and e.op == "rotate" for e in rotated)
 
     def _read(self, eqn: Eqn) -> Poly:
         args = [self.poly(a) for a in eqn.args]

@@ -26,6 +26,7 @@ from lngen.compiler.ir import (
     is_number_fold,
     is_of_columns,
     is_of_set,
+    is_of_table,
     is_over_heads,
     is_over_sets,
     is_segment_size,
@@ -67,7 +68,7 @@ class Problem:
     phases                      number of phases of a row
     operations                  equations per element of a row, without those that only maxima over all rows need
     live                        computed [M, D] values that a later phase uses, at most
-    feature_blocks              features of a block, for each axis of blocks
+    feature_blocks              features of a block, for each axis of blocks, and of a head that is rotated
     block_folds                 sums and maxima over blocks of features
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     stretch                     how the rows of a set are cut, of sums over the rows of sets
@@ -185,7 +186,14 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         phases=len(ends) + 1,
         operations=sum(map(_of_elements, set(graph.eqns) - apart)),
         live=_live(graph),
-        feature_blocks=tuple(int(a.number) for a in derived_axes(graph) if a.base is D and a.by == "/"),
+        feature_blocks=tuple(
+            dict.fromkeys(
+                (
+                    *(int(a.number) for a in derived_axes(graph) if a.base is D and a.by == "/"),
+                    *(e.int_attr("head") for e in graph.eqns if e.op == "rotate"),
+                )
+            )
+        ),
         block_folds=sum(map(is_block_fold, graph.eqns)),
         strides=strides,
         stretch=_stretch(graph),
@@ -221,13 +229,16 @@ def refuse_axes(graph: Graph) -> None:
     """LowerError for values and reductions that no kernel has yet.
 
     Of the axes that a graph derives, kernels have blocks of features, of values that they compute, and columns that
-    repeat along a row, of values without rows; and one axis of sets of rows, of values with features.
+    repeat along a row, of values without rows, and of inputs by row or by position; and one axis of sets of rows, of
+    values with features.
     """
     outer, sets = {*graph.params, *(r for r in graph.results if M not in r.type.axes)}, sets_of(graph)
     for value in graph.values().values():
         for axis in value.type.axes:
             blocks = axis.base is D and axis.by == "/" and value not in outer
-            repeats = axis.period > 0 and is_of_columns(value)
+            given = value in graph.params and is_of_table(value)
+            computed = value not in outer and is_of_table(value) and M in value.type.axes
+            repeats = (axis.period > 0 and is_of_columns(value)) or given or computed
             if axis.is_declared and not (blocks or repeats) and not (axis is sets and D in value.type.axes):
                 of = f"'{value}: {value.type}' varies along {axis.declaration}"
                 _refuse(graph, f"{of}; lngen has no kernel for such values")
@@ -235,8 +246,10 @@ def refuse_axes(graph: Graph) -> None:
         derived = [a for _, a in eqn.attrs if isinstance(a, Axis) and a.is_declared]
         known = is_block_fold(eqn) or is_set_fold(eqn) or (is_over_sets(eqn) and D in eqn.out.type.axes)
         known = known or is_over_heads(eqn) or eqn.op == "iota"
-        if eqn.op == "rotate" or (eqn.op in FOLDS and derived and not known):
+        if eqn.op in FOLDS and derived and not known:
             _refuse(graph, f"'{eqn.op}' of '{eqn.out}' has no kernel")
+        if eqn.op == "rotate" and M not in eqn.out.type.axes:
+            _refuse(graph, f"'rotate' of '{eqn.out}', which has no rows, has no kernel")
     _refuse_sets(graph)
 
 
@@ -277,6 +290,8 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
                 f"graph @{graph.name}: a thread adds vectors of {p.chunk} features, so a block is expected to be 1 to "
                 f"{most} whole vectors; got {axis.declaration}."
             )
+    for eqn in (e for e in graph.eqns if e.op == "rotate"):
+        _check_rotation(graph, eqn, p)
     least = (p.block_numbers + p.segment_values * p.segments) * p.real_size  # bytes, of form multipass
     if p.blocks_meet and least > MAX_STATIC:
         raise LowerError(
@@ -286,11 +301,34 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
         )
 
 
+def _check_rotation(graph: Graph, eqn: Eqn, p: Problem) -> None:
+    """LowerError for heads that no warp has whole, or for halves that are not whole vectors."""
+    head, width = eqn.int_attr("head"), eqn.int_attr("width")
+    if head % p.chunk or p.lanes(head) * p.chunk != head or p.run != p.chunk:
+        raise LowerError(
+            f"graph @{graph.name}: neighbouring threads rotate a head, so it is expected to be a power of two of "
+            f"vectors of {p.chunk} features, {WARP} at most, and a segment of {p.segment} features to be whole heads; "
+            f"got head={head}."
+        )
+    if eqn.attr("by") == "halves" and width % (2 * p.chunk):
+        raise LowerError(
+            f"graph @{graph.name}: a thread has vectors of {p.chunk} features, so half of a rotated width is expected "
+            f"to be whole vectors; got a width of {width}."
+        )
+
+
 def _check_dtypes(graph: Graph) -> None:
     """LowerError for a parameter or a value of a dtype that no kernel reads, or writes."""
     for eqn in graph.eqns:
         if eqn.op == "take" and eqn.args[0] not in graph.params:
             raise LowerError(f"graph @{graph.name}: take is of an input, got '{eqn.args[0]}'; take it of its inputs.")
+        if eqn.op == "gather" and not {*eqn.args} <= {*graph.params}:
+            raise LowerError(f"graph @{graph.name}: gather is of inputs, got '{eqn.args[0]}' and '{eqn.args[1]}'.")
+    for table in {e.args[0] for e in graph.eqns if e.op == "gather"}:
+        if len({e.args[1] for e in graph.eqns if e.args[:1] == (table,)}) > 1:
+            raise LowerError(
+                f"graph @{graph.name}: rows of '{table}' are gathered by two inputs; pass the table twice."
+            )
     known = dict.fromkeys(graph.params, (READ, "read"))
     places = {e.out for e in graph.eqns if e.op == "iota" and e.axis.root is D}  # which no kernel stores
     places |= {e.out for e in graph.eqns if e.out.type.dtype is DType.I32 and e.op == "cast"}

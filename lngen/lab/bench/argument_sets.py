@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from lngen.compiler.ir import WIDE, DType, Graph, M, Value, independent_rows
 from lngen.compiler.passes import accumulated
+from lngen.compiler.passes.instance import indexed
 from lngen.compiler.spec import Spec
 from lngen.dtypes import QUANTISED
 from lngen.errors import LngenError
@@ -156,11 +157,13 @@ def _first_set(task: Task, gpu: Gpu) -> Tensors:
     given, made = ({v.name for v in values} for values in (spec.forward().tensors, spec.forward().results))
     inputs = {v.name for s in task.specs for v in s.graph().tensors}
     positive, values = {n for s in task.specs for n in s.positive_inputs()} | {*spec.positive_inputs()}, _values(task)
+    below = dict.fromkeys(spec.classes, task.d)
+    below |= {p.name: task.rows for p, axis in indexed(spec.forward()).items() if axis.of_table}
     first: Tensors = {}
     for seed, (name, value) in enumerate(values.items()):
         shape, dtype = value.type.shape(task.rows, task.d), value.type.dtype
-        if name in spec.classes:
-            first[name] = gpu.whole(shape, dtype, task.d, seed)
+        if name in below:
+            first[name] = gpu.whole(shape, dtype, below[name], seed)
         elif name in ONE:
             first[name] = gpu.empty(shape, dtype).fill_(1.0)
         elif name in given or name in inputs - made:

@@ -49,7 +49,8 @@ def formula(amount: Amount) -> str:
 
 def at(amount: Amount, subject: Subject) -> int:
     """Its value for the subject's rows."""
-    sets = {axis: sets_in(subject.rows) for axes in amount for axis in axes if isinstance(axis.number, str)}
+    named = (axis for axes in amount for axis in axes if isinstance(axis.number, str))
+    sets = {axis: subject.rows if axis.of_table else sets_in(subject.rows) for axis in named}
     length = Lengths({M: subject.rows, D: subject.problem.d, S: subject.problem.segments, **sets})
     return sum(n * prod(length[axis] for axis in axes) for axes, n in amount.items())
 

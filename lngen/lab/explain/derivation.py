@@ -36,6 +36,7 @@ CHOICES: Mapping[str, Callable[..., str]] = {
     "select_gt": lambda a, b, c: f"where({a} > {b}, {c}, 0)",
     "select_eq": lambda a, b, c: f"where({a} == {b}, {c}, 0)",
     "take": lambda a, b: f"{a}[{b}]",
+    "gather": lambda a, b: f"{a}[{b}]",
     "where_gt": lambda a, b, c, d: f"where({a} > {b}, {c}, {d})",
 }
 

@@ -27,7 +27,7 @@ MONOTONE = {
 # The result is an operand, perhaps with another sign; so is that of a cast, unless it is to fewer bytes.
 CHOOSING = {
     "input", "const", "size", "expand", "detach", "stop_gradient", "neg", "abs", "relu", "clamp", "maximum", "minimum",
-    "reduce_max", "select_eq", "select_gt", "where_gt", "copysign", "take",
+    "reduce_max", "select_eq", "select_gt", "where_gt", "copysign", "take", "gather",
 }  # fmt: skip
 NORMAL = 2.0**-126  # an eps from here on outweighs squares that underflow
 ROUNDINGS = 1 + 2.0**-20  # more than those of an element over the root of a sum that has its square

@@ -46,7 +46,7 @@ def run_on_host(
     written = any(a is not None for a in given)
     taken = replaced(tensors, [_placed(a) for a in numpy], count, added=call.added) if written else ()
     flat = {
-        t.name: a.reshape(t.shape(math.prod(rows), d, sets.number if sets else 0))
+        t.name: a.reshape(t.shape(math.prod(rows), d, sets.number if sets else 0)) if not t.by_position else a
         for t, a in zip(tensors, numpy[:count], strict=False)
         if a is not None
     }

@@ -11,7 +11,7 @@ import numpy as np
 
 from lngen.compiler.devices import capability
 from lngen.compiler.emit import emit
-from lngen.compiler.ir import WIDE, M, Value, bits_of, is_of_set
+from lngen.compiler.ir import WIDE, M, Value, bits_of, is_of_set, is_of_table
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Argument, Kernel, Plan
 from lngen.compiler.problem import OVERLAP_ARCH
@@ -152,7 +152,7 @@ WRITTEN = {n: int.from_bytes(b"\x01" * n, "little") for n in UNSIGNED}  # the sh
 
 def _is_strided(v: Value) -> bool:
     """True for a tensor whose rows, or those of its sets, a caller places."""
-    return v.type.axes == WIDE or is_of_set(v)
+    return v.type.axes == WIDE or is_of_set(v) or is_of_table(v)
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,7 @@ class Tensors:
         values = (*plan.inputs, *plan.outputs)
         known: dict[str, Distance] = {v.name: plan.spec.d for v in values if v.type.axes == WIDE}
         known |= {v.name: (plan.spec.d, 0) for v in values if is_of_set(v)}
+        known |= {v.name: inputs[v.name].shape[1] for v in plan.inputs if is_of_table(v)}
         self.distances = {**known, **strides}
         self.places = dict(self._placed(alias, memory))
 
@@ -201,6 +202,10 @@ class Tensors:
             return Rows(self._shape(v)[0], used * size, (step * size,))
         if not _is_strided(v) or not self.rows:
             return None
+        if is_of_table(v):
+            assert isinstance(distance, int)
+            count, width = self._shape(v)
+            return Rows(count, width * size, (size * distance,))
         if is_of_set(v):
             assert isinstance(distance, tuple)
             return Rows(self.rows // self.inner, self.plan.spec.d * size, (size * distance[0],))
@@ -264,6 +269,8 @@ class Tensors:
     def _shape(self, v: Value) -> tuple[int, ...]:
         if is_of_set(v):
             return self.rows // self.inner, self.plan.spec.d
+        if is_of_table(v) and v.type.axes[0] is not M:
+            return self.inputs[v.name].shape
         return v.type.shape(self.rows, self.plan.spec.d)
 
     def _size(self, v: Value) -> int:
@@ -279,7 +286,7 @@ class Tensors:
         rows, width = self.rows_of(v), elements.itemsize
         if rows is None:
             return elements.reshape(shape), ...
-        if v.type.axes == WIDE and len(rows.pitches) == 1:
+        if (v.type.axes == WIDE or is_of_table(v)) and len(rows.pitches) == 1:
             return np.lib.stride_tricks.as_strided(elements, shape, (rows.pitches[0], width)), ...
         return elements, rows.starts[:, None] // width + np.arange(rows.used // width)
 

@@ -281,26 +281,28 @@ template <int D, typename T> __device__ __forceinline__ T taken(const T* row, lo
     return has_row && index >= 0 && index < D ? row[index] : T{};
 }
 
-// COLUMNS elements from p on that repeat along a row, such as the weights of a head for every head. They are whole
-// vectors.
-template <int COLUMNS, typename T> struct Repeated { const T* p; };
+// COLUMNS columns that repeat along a row, such as the weights of a head for every head, from p on: an element for EACH
+// neighbours. The columns are whole vectors.
+template <int COLUMNS, int EACH, typename T> struct Repeated { const T* p; };
 
-template <int COLUMNS, typename T> __device__ __forceinline__ Repeated<COLUMNS, T> repeated(const T* p) { return {p}; }
+template <int COLUMNS, int EACH = 1, typename T>
+__device__ __forceinline__ Repeated<COLUMNS, EACH, T> repeated(const T* p) { return {p}; }
 
-template <typename Row, typename Path, int COLUMNS, typename T>
-__device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, T> columns, int v) {
+template <typename Row, typename Path, int COLUMNS, int EACH, typename T>
+__device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, EACH, T> columns, int v) {
+    constexpr int COUNT = Row::ACCESS < EACH ? 1 : Row::ACCESS / EACH;
     Vec<T, Row::N> vector;
-    for (int j = 0; j < Row::N; j += Row::ACCESS) {
-        Access<T, Row::ACCESS> access = {};
-        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS, Path{});
-        for (int i = 0; i < Row::ACCESS; ++i) vector[j + i] = access[i];
+    for (int j = 0; j < Row::N; j += COUNT * EACH) {
+        Access<T, COUNT> access = {};
+        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS / EACH, Path{});
+        for (int i = 0; i < COUNT * EACH; ++i) vector[j + i] = access[i / EACH];
     }
     return vector;
 }
 
 // Loads all vectors; where those of a thread are the same columns, one of them stays in registers.
-template <typename Row, typename Path, int COLUMNS, typename T>
-__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], Repeated<COLUMNS, T> columns) {
+template <typename Row, typename Path, int COLUMNS, int EACH, typename T>
+__device__ __forceinline__ void load_row(Vec<T, Row::N> (&row)[Row::VECTORS], Repeated<COLUMNS, EACH, T> columns) {
     constexpr bool ALIKE = Row::THREADS * Row::N % COLUMNS == 0 && Row::SEGMENT % COLUMNS == 0;
     #pragma unroll
     for (int v = 0; v < Row::VECTORS; ++v) row[v] = ALIKE && v > 0 ? row[0] : load<Row, Path>(columns, v);

@@ -178,7 +178,7 @@ def with_parameters(graph: Graph, eps: float, by_value: tuple[ByValue, ...]) -> 
 
 
 def test_all_graphs_but_those_without_eps_take_it_at_run_time() -> None:
-    assert set(GRAPHS) - set(NAMES) == {"dyt", "softmax", "log_softmax", "cross_entropy"}
+    assert set(GRAPHS) - set(NAMES) == {"dyt", "rope", "softmax", "log_softmax", "cross_entropy"}
 
 
 @pytest.mark.parametrize("name", NAMES)

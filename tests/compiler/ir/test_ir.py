@@ -45,10 +45,10 @@ from lngen.compiler.ir.functions import BIAS, ULPS, WHOLE
 from lngen.compiler.ir.meanings import literal
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.ir.places import extract
-from lngen.compiler.ir.types import axes_union
+from lngen.compiler.ir.axes import axes_union
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.dtypes import FLOATS
-from lngen.errors import ParseError, VerifyError
+from lngen.errors import ArrayError, ParseError, VerifyError
 from paths import ROOT
 
 MD, ROW, COL, SCALAR = (M, D), (M,), (D,), ()
@@ -109,6 +109,7 @@ SAMPLE, HEAD, BLOCK, LARGE = DERIVED = (
     Axis("B", D, "/", 16),
     Axis("L", D, "/", 64),
 )
+TABLE, TURNED = Axis("P", M, "@", "p"), Axis("E", D, "%", 8, 2)
 # Axes and dtypes of operands that no graph of other tests has.
 ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("expand", (Type(BF16, COL),), {"axis": M}, Type(BF16, MD)),
@@ -126,6 +127,10 @@ ACCEPTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], Type]] = [
     ("mul", (f32(S), f32(M)), {}, f32(M, S)),
     ("take", (Type(BF16, MD), Type(DType.I64, (M,))), {}, Type(BF16, (M,))),
     ("take", (f32(D), Type(DType.I32, (M,))), {}, f32(M)),
+    ("gather", (Type(BF16, (TABLE, TURNED)), Type(DType.I64, (M,))), {}, Type(BF16, (M, TURNED))),
+    ("gather", (f32(TABLE), Type(DType.I32, (M,))), {}, f32(M)),
+    ("mul", (f32(M, TURNED), f32(M, D)), {}, f32(M, D)),
+    ("mul", (f32(TURNED), f32(BLOCK)), {}, f32(D)),
     ("reduce_dot", (f32(M, S), f32(M, D)), {"axis": D}, f32(M)),
 ]
 
@@ -139,7 +144,7 @@ REJECTS: list[tuple[str, tuple[Type, ...], dict[str, Attr], str]] = [
     *((op, (B16,) * OPS[op].arity, {}, NARROW) for op in ("select_eq", "select_gt", "where_gt", *TWO)),
     *((op, (B16,), {}, NARROW) for op in ("neg", "sqrt", "rsqrt", "relu", "abs", "rint", "detach", "stop_gradient")),
     *((op, (B16,), {"axis": D}, NARROW) for op in ("reduce_sum", "reduce_mean")),
-    ("rotate", (B16,), {"inverse": 0}, NARROW),
+    ("rotate", (B16,), {"by": "pairs", "head": 4, "width": 2}, NARROW),
     *((op, (DOUBLE,) * OPS[op].arity, {}, ONLY_F32) for op in ("copysign", "limited", "ceil_power", *BITS, *FUNCTIONS)),
     *(
         ("take", (x, at), {}, f"an input over D and an i32 or i64 for each row are expected, got {x}, {at}")
@@ -175,6 +180,7 @@ def test_type_rule_rejects(op: str, args: tuple[Type, ...], attrs: dict[str, Att
 
 
 A = [[1.0, -2.0, 4.0], [0.5, 8.0, -0.25]]
+TURNING = [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]] * 2
 R, C = [2.0, 4.0], [1.0, 10.0, 100.0]
 THIRD = float(np.float32(1) / np.float32(3))
 MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
@@ -231,8 +237,10 @@ MEANINGS: list[tuple[str, list[Any], dict[str, Attr], Any]] = [
     ("reduce_sum", [[[2.0**24, 0.0, 1.0, 1.0]] * 2], {"axis": D, "chunk": 1, "segment": 2}, [16777218.0] * 2),
     ("iota", [], {"dtype": DType.I32, "axis": D}, [0, 1, 2]),
     ("iota", [], {"dtype": DType.I64, "axis": M}, [0, 1]),
-    ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 0}, [[-3.0, -4.0, 1.0, 2.0]] * 2),
-    ("rotate", [[[1.0, 2.0, 3.0, 4.0]] * 2], {"inverse": 1}, [[3.0, 4.0, -1.0, -2.0]] * 2),
+    ("rotate", [TURNING], {"by": "halves", "head": 4, "width": 4}, [[-3.0, -4.0, 1.0, 2.0, -7.0, -8.0, 5.0, 6.0]] * 2),
+    ("rotate", [TURNING], {"by": "pairs", "head": 4, "width": 4}, [[-2.0, 1.0, -4.0, 3.0, -6.0, 5.0, -8.0, 7.0]] * 2),
+    ("rotate", [TURNING], {"by": "halves", "head": 8, "width": 4}, [[-3.0, -4.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0]] * 2),
+    ("rotate", [TURNING], {"by": "pairs", "head": 4, "width": 2}, [[-2.0, 1.0, 0.0, 0.0, -6.0, 5.0, 0.0, 0.0]] * 2),
     ("reduce_dot", [A, R], {"axis": M}, [4.0, 28.0, 7.0]),
     # 4097^2 = 2^24 + 2^13 + 1: rounded alone it would lack the 1.
     ("reduce_dot", [[[-16785408.0, 4097.0, 0.0]] * 2, [1.0, 4097.0, 0.0]], {"axis": D, "chunk": 4}, [1.0] * 2),
@@ -263,7 +271,7 @@ def test_every_op_is_in_the_tables() -> None:
     messages = (ROOT / "tests" / "messages" / "graphs.txt").read_text(encoding="utf-8")
     assert {row[0] for row in REJECTS} | {*re.findall(r'^typed\("(\w+)"', messages, re.MULTILINE)} == set(OPS)
     # tests/compiler/ir/test_functions.py has functions, and the next tests what is stored by columns, or taken.
-    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS, "by_columns", "take"}
+    assert {row[0] for row in MEANINGS} == set(OPS) - {*FUNCTIONS, "by_columns", "take", "gather"}
 
 
 @pytest.mark.parametrize("of", [(M, D), (D,)])
@@ -279,6 +287,31 @@ def test_an_element_is_taken_by_its_index(of: tuple[Axis, ...], dtype: DType) ->
     found = interpret(graph, {"x": given if M in of else given[0], "index": at, "rows": np.zeros((4, 3), np.float32)})
     want = [1, -0.0, 0, 0] if M in of else [1, 4, 0, 0]
     assert found["y"].tobytes() == np.float32(want).astype(NUMPY_DTYPE[dtype]).tobytes()
+
+
+def rotary_table() -> Graph:
+    """Rows of a table by position, of a number for each pair of four features that repeat."""
+    b = Builder("f", params=(Value("x", f32(M, D)),))
+    rows, pairs = b.axis("P", M @ "p"), b.axis("E", D % 4 / 2)
+    table, at = b.param("table", F32, rows, pairs), b.param("at", DType.I64, M)
+    return b.build(b.mul("y", b.params[0], b.gather("row", table, at)))
+
+
+def test_rows_of_a_table_are_gathered() -> None:
+    """A number for each pair of features, of the row that is at the position; the text says both axes."""
+    graph = rotary_table()
+    assert "{P = M @ p, E = D % 4 / 2}" in str(graph)
+    assert parse(str(graph)) == graph
+    table = np.float32([[1, 2], [3, 4], [5, 6]])
+    found = interpret(graph, {"x": np.ones((2, 8), np.float32), "table": table, "at": np.array([2, 0])})
+    np.testing.assert_array_equal(found["y"], [[5, 5, 6, 6, 5, 5, 6, 6], [1, 1, 2, 2, 1, 1, 2, 2]])
+
+
+@pytest.mark.parametrize("outside", [-1, 3, 2**40])
+def test_a_position_outside_its_table_is_an_error(outside: int) -> None:
+    given = {"x": np.ones((1, 8), np.float32), "table": np.ones((3, 2), np.float32), "at": np.array([outside])}
+    with pytest.raises(ArrayError, match=f"one of the 3 rows of its table, got {outside}"):
+        interpret(rotary_table(), given)
 
 
 def test_columns_have_zeros_behind_the_rows() -> None:
@@ -323,7 +356,7 @@ def test_an_op_has_a_meaning_or_equations_and_says_which_step_lowers_it() -> Non
         assert bool(op.numpy) is not bool(op.expand), op.name
     expanded = {"rsqrt", "reduce_mean", "clamp", "weighted", "div_scale", "ceil_power"}
     assert by_step["decompose"] == {*expanded, *FUNCTIONS}
-    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota", "take"}
+    assert by_step["lower"] == {"reduce_sum", "reduce_dot", "reduce_max", "rotate", "iota", "take", "gather"}
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -406,8 +439,8 @@ LEFT = st.sampled_from([{}, {}, *({"sum": {"to": a}, "size": {"per": a}} for a i
 def graphs(draw: st.DrawFn) -> Graph:
     """Any graph: parameters of any type, equations of any op, attributes of any value."""
     b = Builder(draw(st.from_regex(r"[a-z][a-z0-9]{0,4}(_[a-z0-9]{1,4})?", fullmatch=True)))
-    b.axes |= {a.name: a for a in DERIVED}
-    axes = st.sampled_from([MD, ROW, COL, SCALAR, (SAMPLE, D), (M, BLOCK), (BLOCK,), (HEAD, BLOCK)])
+    b.axes |= {a.name: a for a in (*DERIVED, TABLE, TURNED)}
+    axes = st.sampled_from([MD, ROW, COL, SCALAR, (SAMPLE, D), (M, BLOCK), (BLOCK,), (HEAD, BLOCK), (TABLE, TURNED)])
     values = [b.param(f"p{n}", draw(st.sampled_from(list(DType))), *draw(axes)) for n in range(draw(st.integers(0, 4)))]
     numbers = st.floats(allow_nan=False)
     for _ in range(draw(st.integers(0, 12))):
@@ -417,7 +450,11 @@ def graphs(draw: st.DrawFn) -> Graph:
         attrs: dict[str, Attr] = {
             "const": {"value": draw(numbers), "dtype": draw(st.sampled_from([F32, F64]))},
             "size": {"axis": draw(AXES), "dtype": F32, **draw(LEFT).get("size", {})},
-            "rotate": {"inverse": draw(st.integers(0, 1))},
+            "rotate": {
+                "head": draw(st.integers(1, 9)),
+                "width": draw(st.integers(0, 9)),
+                "by": draw(st.sampled_from(["halves", "pairs", "z"])),
+            },
             "cast": {"to": draw(st.sampled_from([t for t in DType if t.digits]))},
             "expand": {"axis": draw(AXES)},
             "iota": {"axis": draw(AXES), "dtype": draw(st.sampled_from([DType.I32, DType.I64, F32]))},

@@ -363,7 +363,7 @@ def test_a_header_compiles_alone(header: str) -> None:
 def kernels_of_own_graphs() -> Iterator[str]:
     """Kernels whose rows come by TMA: of whole numbers, an element taken, numbers for each block, also across segments.
 
-    And one with a maximum of pairs, and one with a maximum over all rows.
+    And one with a maximum of pairs, one with a maximum over all rows, and rotations.
     """
     specs = [
         make_spec(Definition("everywhere", everywhere(stored)), "fwd", {"d": 64, "dtype": dtype})
@@ -374,6 +374,7 @@ def kernels_of_own_graphs() -> Iterator[str]:
     blocks += [parse_spec("rmsnorm.fwd:d=8320,dtype=bf16,quant=e4m3,scales=block,scale_layout=columns")]
     blocks += [parse_spec("softmax.fwd:d=64,dtype=bf16")]
     blocks += [parse_spec("rmsnorm.fwd:d=64,quant=e4m3,amax=yes"), make_spec(DEFINITIONS["taken"], "fwd", {"d": 64})]
+    blocks += [parse_spec(f"rope.fwd:d=64,head=32,rotate={way},positions=i64") for way in ("halves", "pairs")]
     for spec in (*specs, *blocks):
         facts = problem(spec.graph(), spec.d)
         found = {s.form: s for s in space(facts)}

@@ -42,6 +42,12 @@ HEADS = (
     "head_weights=own,zero_centred=yes,head=16", "k_heads=4,head=32,zero_centred=yes", "k_heads=1", "save=none",
 )  # fmt: skip
 
+ROTATIONS = (
+    "head=16", "head=32,rotate=pairs", "head=32,rotary=16", "head=64,rotate=pairs,rotary=32,positions=i32",
+    "head=16,positions=i64,table_dtype=bf16", "head=16,rotate=pairs,rotate_in=x,dtype=bf16,table_dtype=f16",
+)  # fmt: skip
+ROTATED = tuple(k if "rotate=" in k else f"{k},rotate=halves" for k in ROTATIONS)
+
 # The keys of each member beside d. Every option and each of its values is in one of them.
 KEYS: dict[str, tuple[str, ...]] = {
     "layernorm": (
@@ -89,13 +95,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "qk_layernorm": (
         *HEADS, "beta=no", "gamma=no", "gamma=no,k_heads=1,head=16", "k_heads=2,head=32,beta=no",
-        "casts=nemotron,k_heads=3,head=16", "casts=nemotron,head_weights=own,head=32,dtype=bf16",
+        "casts=nemotron,k_heads=3,head=16", "casts=nemotron,head_weights=own,head=32,dtype=bf16", *ROTATED,
     ),
     "qk_rmsnorm": (
         *HEADS, "gamma=no", "beta=yes", "k_heads=1,head=64,beta=yes,gamma=no", "casts=gemma,k_heads=2,head=16",
         "casts=llama,head=64,k_heads=1,dtype=bf16", "casts=t5,head=64,k_heads=1,dtype=bf16,weight=f32",
-        "casts=gemma,gamma=no",
+        "casts=gemma,gamma=no", *ROTATED, "k_heads=3,head=16,rotate=halves,positions=i64,rotary=8",
     ),
+    "rope": ("", *ROTATIONS),
     **dict.fromkeys(
         ("ada_layernorm", "ada_rmsnorm"),
         (
@@ -140,6 +147,8 @@ class Exact:
         inputs = {
             n: rng.integers(spec.d, size=s) if n in classes else rng.normal(0.5, 1.0, s) for n, s in shapes.items()
         }
+        if "positions" in inputs:
+            inputs["positions"] = rng.integers(rows, size=rows)
         found = results(spec.definition.name, own_keys(spec), inputs)
         return cls(spec, inputs, found, {n: rng.normal(0.3, 1.0, a.shape) for n, a in found.items()})
 

@@ -35,7 +35,7 @@ def qk_norm(b: GraphBuilder) -> None:
     x, gamma = b.input("x", M, D), b.input("gamma", head, D)
     cos, sin = b.input("cos", position, D), b.input("sin", position, D)
     y = x * (b.mean(x * x) + b.eps()).rsqrt() * gamma
-    b.output("y", y * cos + b.rotate("turned", y) * sin)
+    b.output("y", y * cos + b.rotate("turned", y, head=64) * sin)
 
 
 def group_norm(b: GraphBuilder) -> None:

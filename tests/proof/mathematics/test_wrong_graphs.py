@@ -35,7 +35,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "rmsnorm_act": ("eps=0.3,act=gelu_tanh",),
     "dyt": ("beta=no", "gamma=no"),
     "qk_layernorm": ("eps=0.3,zero_centred=yes,k_heads=3,head=16", "eps=0.3,head_weights=own,head=64"),
-    "qk_rmsnorm": ("eps=0.3,k_heads=1,head=64", "eps=0.3,casts=gemma,head=32"),
+    "qk_rmsnorm": ("eps=0.3,k_heads=1,head=64", "eps=0.3,casts=gemma,head=32", "eps=0.3,head=16,rotate=pairs"),
+    "rope": ("head=16,rotary=8", "head=16,rotate=pairs,positions=i64"),
     **dict.fromkeys(("softmax", "log_softmax", "cross_entropy"), ("scale=0.5",)),
 }
 CASES = [(name, way, f"{keys},dtype=bf16") for name in GRAPHS for keys in KEYS[name] for way in ("fwd", "bwd")]

@@ -147,7 +147,12 @@ def head_spelling(values: Iterable[Value], columns: int) -> Spelling:
 def column_sum_spelling(graph: Graph, lanes: Callable[[int], int]) -> Spelling:
     """A thread has a vector of columns, and adds terms to the sums of its elements; ``lanes`` as of a ``Spelling``."""
     elements = {v: f"{c_name(v)}[i_]" for v in graph.params if v.type.along(D)}
-    inputs = Inputs(elements, place="Row::column(/* vector */ 0, i_)", of_vector="Row::column(/* vector */ 0, 0)")
+    inputs = Inputs(
+        elements,
+        place="Row::column(/* vector */ 0, i_)",
+        of_vector="Row::column(/* vector */ 0, 0)",
+        number="/* vector */ 0",
+    )
     return Spelling(inputs, partial="{}_sums_[i_]", lanes=lanes)
 
 

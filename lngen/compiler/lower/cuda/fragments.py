@@ -56,7 +56,8 @@ class Tensor:
     """An input or output of a kernel: its IR name, its C type, and its C name.
 
     ``in_pairs``: the elements of a vector are converted two at a time, when it is stored. ``period``: the elements of
-    an input that repeat along a row; 0 if it has one for each column.
+    an input that repeat along a row; 0 if it has one for each column. ``each``: the neighbours that share one.
+    ``index``: of a table, the input that says which of its rows a row has.
     """
 
     name: str
@@ -64,16 +65,22 @@ class Tensor:
     cname: str
     in_pairs: bool = False
     period: int = 0
+    each: int = 1
+    index: str = ""
 
     @property
     def columns(self) -> str:
         """C++: where the columns of an input without rows begin."""
-        return columns_from(f"{self.name}_ptr_", self.period)
+        return self.columns_from(f"{self.name}_ptr_")
 
+    def of_row(self, row: str) -> str:
+        """C++: where the columns of a row begin, of an input that has some for each row, or of a table."""
+        return self.columns_from(f"row_of_table({self.name}_ptr_, {self.index or row}, {self.name}_stride_)")
 
-def columns_from(begin: str, period: int) -> str:
-    """C++: columns that begin there, of which ``period`` repeat along a row, or none."""
-    return f"repeated</* columns */ {period}>({begin})" if period else begin
+    def columns_from(self, begin: str) -> str:
+        """C++: columns that begin there, which may repeat along a row."""
+        pairs = f", /* each */ {self.each}" if self.each > 1 else ""
+        return f"repeated</* columns */ {self.period}{pairs}>({begin})" if self.period else begin
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lngen.compiler.ir import WIDE, D, DType, Eqn, Graph, Value, ctype, is_of_columns, is_of_set, is_segment_sum
+from lngen.compiler.ir import (
+    WIDE,
+    D,
+    DType,
+    Eqn,
+    Graph,
+    Value,
+    ctype,
+    is_of_columns,
+    is_of_set,
+    is_segment_sum,
+)
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, taken, tensor
+from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, tables, taken, tensor
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -289,6 +300,13 @@ class RowKernel:
         return f"{start} + misalignment({self.address(place.name, self.current_row)})"
 
     @property
+    def own_row(self) -> str:
+        """C++: the row of a row group; past the last row, the last one."""
+        if self.persistent:
+            return self.current_row
+        return "stream_.row" if self.schedule.form == "multipass" else "stream_.row_or_last()"
+
+    @property
     def current_row(self) -> str:
         """C++: the row of a row group in a persistent grid; past the last row, the last one."""
         return "stream_.row" if self.schedule.dynamic else "stream_.row_or_last(stream_.row)"
@@ -297,7 +315,8 @@ class RowKernel:
 def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     """The way in which the loops of the kernel read inputs, reduce and accumulate."""
     s, p = row.schedule, row.problem
-    access = {v: _access(v, row) for v in graph.params if v.type.along(D)}
+    of_rows = {v: t.of_row(row.own_row) for v, t in tables(graph).items()}
+    access = {v: _access(v, row, of_rows.get(v, "")) for v in graph.params if v.type.along(D)}
     element, vector = ({v: texts[n] for v, texts in access.items() if texts[n]} for n in range(2))
     at_use = s.form == "registers" and p.column_sums > 0
     widened = frozenset(filter(is_of_columns, graph.params)) if row.widened else frozenset()
@@ -331,11 +350,16 @@ def _taken(v: Value, at: str, row: RowKernel) -> str:
     return taken(begin, at, row.problem.d, "stream_.has_row()")
 
 
-def _access(v: Value, row: RowKernel) -> tuple[str, str]:
-    """C++: the element ``i_`` of an [M, D], [D] or [E] input, and the statement of its vector, if it needs one."""
+def _access(v: Value, row: RowKernel, of_row: str) -> tuple[str, str]:
+    """C++: the element ``i_`` of an input along D, and the statement of its vector, if it needs one.
+
+    ``of_row``: where a row of a table begins.
+    """
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
+    if of_row:
+        return f"{name}[i_]", f"const auto {name} = load<Row, ReadOnlyLoad>({of_row}, v_);"
     if v.type.axes == WIDE or (is_of_set(v) and not row.keeps_sets) or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
     if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register

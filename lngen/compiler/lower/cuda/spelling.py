@@ -18,6 +18,7 @@ from lngen.compiler.ir import (
     ctype,
     is_column_fold,
     is_join,
+    is_of_table,
     is_over_heads,
     is_over_sets,
     is_segment_size,
@@ -52,6 +53,7 @@ class Inputs:
     widened   f16 inputs that are stored as floats
     at_use    f16 is converted at every use
     place     the column of an element, and ``of_vector`` that of the first one of a vector, which is in one block
+    number    of a vector among those of a thread
     taken     the element of an input at an index of its row
     """
 
@@ -61,6 +63,7 @@ class Inputs:
     at_use: bool = False
     place: str = "Row::column(v_, i_)"
     of_vector: str = ""
+    number: str = "v_"
     taken: Callable[[Value, str], str] | None = None
 
     def spell(self, value: Value) -> str:
@@ -72,6 +75,8 @@ class Inputs:
         if eqn.op == "iota":
             text = self.place_along(eqn.axis)
             return self._defined(eqn, text if eqn.out.type.dtype is DType.I32 else f"static_cast<long long>({text})")
+        if eqn.op == "gather":
+            return self._defined(eqn, self.spell(eqn.args[0]))
         if eqn.op == "take":
             assert self.taken is not None, "rows alone have an element at an index"
             return self._defined(eqn, self.taken(eqn.args[0], self.spell(eqn.args[1])))
@@ -88,7 +93,8 @@ class Inputs:
         """The number along D, or along an axis that is derived from it."""
         if axis.base is None:
             return self.place
-        return f"{(self.of_vector if axis.by == '/' else '') or self.place} {axis.by} {axis.number}"
+        each = f" / {axis.each}" if axis.each > 1 else ""
+        return f"{(self.of_vector if axis.by == '/' else '') or self.place} {axis.by} {axis.number}{each}"
 
     def _defined(self, eqn: Eqn, text: str) -> Statement:
         return Statement(f"const {ctype(eqn.out.type.dtype)} {c_name(eqn.out)} = {text};", note(eqn))
@@ -102,7 +108,14 @@ def note(eqn: Eqn) -> str:
 def tensor(value: Value) -> Tensor:
     """The tensor of a value."""
     axis = value.type.along(D)
-    return Tensor(value.name, ctype(value.type.dtype), c_name(value), period=axis.period if axis else 0)
+    period, each = (axis.period, axis.each) if axis else (0, 1)
+    return Tensor(value.name, ctype(value.type.dtype), c_name(value), period=period, each=each)
+
+
+def tables(graph: Graph) -> dict[Value, Tensor]:
+    """The inputs with columns that repeat along a row, and some for each row, or for each of a table."""
+    index = {e.args[0]: c_name(e.args[1]) for e in graph.eqns if e.op == "gather"}
+    return {p: replace(tensor(p), index=index.get(p, "")) for p in graph.params if is_of_table(p)}
 
 
 def tensors(values: Iterable[Value]) -> tuple[Tensor, ...]:
@@ -293,7 +306,8 @@ def _loop(loop: Loop, s: Spelling, added: Callable[[Eqn], tuple[str, str]]) -> L
     """
     ready = {v: f"{v.name}_row_[v_][i_]" for v in loop.ready}
     own = {v: f"{v.name}_own_[s_]" for v in loop.segments}
-    inputs = replace(s.inputs, element={**s.inputs.element, **ready, **own})
+    turned = {e.out: f"{e.out.name}_vector_[i_]" for part in loop.blocks for e in part.turned}
+    inputs = replace(s.inputs, element={**s.inputs.element, **turned, **ready, **own})
     loads = [Statement(s.inputs.vector[p]) for p in loop.inputs if p in s.inputs.vector]
     if loop.vector or loop.segments:
         segment = Statement("const int s_ = v_ / Row::PER_SEGMENT;")
@@ -339,12 +353,16 @@ def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
     ]
     whole = [Statement(f"const {t.real} {t.cname} = {t.name}_block_[0];", t.note) for t in sums]
     return BlocksText(
-        before=tuple(Statement(f"{t.real} {t.name}_block_[1] = {{{t.functor}::neutral()}};") for t in sums),
+        before=(
+            *(Statement(f"{t.real} {t.name}_block_[1] = {{{t.functor}::neutral()}};") for t in sums),
+            *map(_vector, part.turned),
+        ),
         element=(
             *map(inputs.statement, part.element),
             *(_term(e, inputs, "", f"{e.out.name}_block_[0]") for e in part.folds),
+            *(_of_vector(e, inputs) for e in part.turned),
         ),
-        after=(*fold, *whole, *map(inputs.statement, part.after)),
+        after=(*(_turn(e, inputs) for e in part.turned), *fold, *whole, *map(inputs.statement, part.after)),
     )
 
 
@@ -354,7 +372,26 @@ def _met_blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
         Statement(f"const {t.real} {t.cname} = {_fold_vectors(t, _features(e.to), s)};", t.note)
         for e, t in zip(part.folds, named(part.folds), strict=True)
     ]
-    return BlocksText(before=(), element=(), after=(*whole, *map(inputs.statement, part.after)))
+    return BlocksText(
+        before=tuple(map(_vector, part.turned)),
+        element=(*map(inputs.statement, part.element), *(_of_vector(e, inputs) for e in part.turned)),
+        after=(*(_turn(e, inputs) for e in part.turned), *whole, *map(inputs.statement, part.after)),
+    )
+
+
+def _vector(rotation: Eqn) -> Statement:
+    """The elements of a vector, which a rotation takes from others of it."""
+    return Statement(f"{ctype(rotation.out.type.dtype)} {rotation.out.name}_vector_[Row::N];")
+
+
+def _of_vector(rotation: Eqn, inputs: Inputs) -> Statement:
+    return Statement(f"{rotation.out.name}_vector_[i_] = {inputs.spell(rotation.args[0])};")
+
+
+def _turn(rotation: Eqn, inputs: Inputs) -> Statement:
+    place = f"/* head */ {rotation.attr('head')}, /* width */ {rotation.attr('width')}"
+    vector = f"{rotation.out.name}_vector_, {inputs.number}"
+    return Statement(f"turn_{rotation.attr('by')}<Row, {place}>({vector});", note(rotation))
 
 
 def _fold_vectors(total: Sum, features: int, s: Spelling) -> str:

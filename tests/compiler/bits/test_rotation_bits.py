@@ -1,0 +1,157 @@
+"""If these fail, a kernel that rotates heads has other bits than the interpreter: other lanes, planes or angles."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lngen.compiler.compile import Compilation
+from lngen.compiler.interpret import interpret
+from lngen.compiler.ir import WIDE, is_of_table
+from lngen.compiler.lower import Plan, lower
+from lngen.compiler.problem import Schedule
+from lngen.compiler.spec import parse_spec
+from lngen.errors import LngenError
+from lngen.proof.check.inputs import mismatches, random_inputs
+from lngen.proof.check.spec_checks import others
+from lngen.proof.ptx import run_plan
+from plans import plan_of_each_form
+from schedules import cp_async, multipass, registers, tma
+
+ARCHES = ("sm_80", "sm_90", "sm_120")
+
+SPECS = (
+    "rope.fwd:d=640,dtype=bf16",
+    "rope.bwd:d=640,dtype=bf16,rotate=pairs,positions=i64",
+    "rope.fwd:d=384,dtype=f32,head=64,rotary=32,positions=i32",
+    "rope.bwd:d=768,dtype=f16,head=256,rotate=pairs,rotary=64,table_dtype=f16",
+    "rope.fwd:d=512,dtype=bf16,head=64,rotate_in=x,table_dtype=bf16,quant=e4m3,y=yes",
+    "rope.fwd:d=512,dtype=bf16,rotate=pairs,rotate_in=x,quant=int8,scales=block,block_size=32",
+    "rope.fwd:d=192,dtype=f64,head=32,positions=i64",
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i64",
+    "qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i64",
+    "qk_rmsnorm.fwd:d=1536,dtype=f16,head=256,casts=gemma,rotate=pairs,table_dtype=bf16",
+    "qk_rmsnorm.bwd:d=640,dtype=bf16,casts=llama,rotate=halves,rotate_in=x,table_dtype=bf16,rotary=64",
+    "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i32,quant=e4m3,scales=block,block_size=32",
+    "qk_layernorm.fwd:d=1024,dtype=f32,head=64,k_heads=4,rotate=pairs,strides=2",
+    "qk_layernorm.bwd:d=1024,dtype=f32,head=64,k_heads=4,rotate=pairs,rotary=16,positions=i64",
+    "qk_layernorm.bwd:d=5120,dtype=bf16,k_heads=8,rotate=halves,positions=i64",
+)
+
+
+@cache
+def compilation(text: str) -> Compilation:
+    return Compilation(parse_spec(text))
+
+
+def executed(plan: Plan, rows: int, arch: str = "sm_90", seed: int = 0, **how: Any) -> None:
+    """The executor has the interpreter's bits, and finds nothing wrong."""
+    inputs = random_inputs(plan.spec, rows, seed)
+    outcome = run_plan(plan, inputs, rows=rows, arch=arch, order=seed, **how)
+    what = (str(plan.spec), str(plan.schedule), rows, arch)
+    assert not outcome.findings, (what, str(outcome.findings[0]))
+    assert not mismatches(outcome.results, interpret(plan.graph, inputs)), what
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("text", SPECS)
+def test_default_schedules(text: str, arch: str) -> None:
+    """With no rows, few and several, and the schedule that a call would have."""
+    found = compilation(text)
+    for rows in (0, 1, 37):
+        executed(found.kernels(found.schedule(arch)).plan, rows, arch)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("text", [SPECS[1], SPECS[2], SPECS[8], SPECS[9]])
+def test_every_form(text: str) -> None:
+    for plan in plan_of_each_form(parse_spec(text)):
+        executed(plan, 9)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("way", ["halves", "pairs"])
+def test_the_kernel_that_only_adds_columns_rotates_heads(way: str) -> None:
+    """Also in a block of threads that has columns for some."""
+    spec = parse_spec(f"qk_rmsnorm.bwd:d=2304,dtype=bf16,head=256,k_heads=1,rotate={way},rotary=64,positions=i64")
+    for rows in (0, 1, 70):
+        executed(lower(spec, multipass(32, 8)), rows)
+
+
+RANDOM = 300
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 6 else pytest.mark.full) for n in range(RANDOM)])
+def test_random_schedules(seed: int) -> None:
+    """Any legal schedule of any of these specs."""
+    rng = np.random.default_rng(seed)
+    text, arch = SPECS[seed % len(SPECS)], ARCHES[rng.integers(3)]
+    listed = others(compilation(text), 12, arch) or [compilation(text).schedule(arch)]
+    executed(compilation(text).kernels(listed[rng.integers(len(listed))]).plan, int(rng.integers(1, 60)), arch, seed)
+
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "graph": ("rope", "qk_rmsnorm", "qk_layernorm"),
+    "way": ("fwd", "bwd"),
+    "head": ("16", "32", "64", "128", "256"),
+    "heads": ("1", "2", "3", "5", "9", "24"),
+    "dtype": ("bf16", "f16", "f32"),
+    "rotate": ("halves", "pairs"),
+    "rotary": ("0", "0", "16", "32", "64"),
+    "positions": ("no", "i32", "i64"),
+    "table_dtype": ("f32", "bf16", "f16"),
+    "rotate_in": ("f32", "x"),
+    "strides": ("1", "2"),
+    "quant": ("no", "no", "e4m3", "int8"),
+}
+
+
+def drawn(seed: int) -> str:
+    """A spec of any options; a rotated width is that of a head at most."""
+    rng = np.random.default_rng([seed, 11])
+    said = {key: str(rng.choice(values)) for key, values in OPTIONS.items()}
+    d = int(said["head"]) * int(said.pop("heads"))
+    said["rotary"] = str(min(int(said["rotary"]), int(said["head"])))
+    keys = ",".join(f"{key}={value}" for key, value in said.items() if key not in ("graph", "way"))
+    return f"{said['graph']}.{said['way']}:d={d},{keys}"
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 10 else pytest.mark.full) for n in range(RANDOM)])
+def test_random_options(seed: int) -> None:
+    """Any options and heads, under the default schedule and another one; a head of f32 that no warp has is refused."""
+    rng, text = np.random.default_rng(seed), drawn(seed)
+    arch, found = ARCHES[rng.integers(3)], Compilation(parse_spec(text))
+    if "head=256,dtype=f32" in text:
+        with pytest.raises(LngenError, match="neighbouring threads rotate a head"):
+            found.schedule(arch)
+        return
+    for schedule in (found.schedule(arch), *others(found, 2, arch)[:1]):
+        executed(found.kernels(schedule).plan, int(rng.integers(1, 40)), arch, seed)
+
+
+# ---- memory ----
+
+FORMS: dict[str, Schedule] = {
+    "registers": registers(64, 2, 8),
+    "tma": tma(128, 1, 8, 2, "cached", grid=3),
+    "stored": tma(64, 2, 8, 2, "store", grid=3),
+    "cp_async": cp_async(128, 1, 8, 2, grid=2),
+    "multipass": multipass(128, 8),
+}
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("form", FORMS)
+def test_y_lies_over_x_and_tables_have_a_distance(form: str) -> None:
+    """Rows of x have the heads of v behind them, and those of cos and sin other columns; neither is touched."""
+    plan = lower(parse_spec("qk_rmsnorm.fwd:d=1280,dtype=bf16,k_heads=2,rotate=halves,positions=i64"), FORMS[form])
+    assert plan.in_place
+    wide = {v.name: 1536 for v in (*plan.inputs, *plan.outputs) if v.type.axes == WIDE}
+    tables = {v.name: 128 for v in plan.inputs if is_of_table(v)}
+    assert {*tables} == {"cos", "sin"}
+    executed(plan, 12, strides=wide | tables, alias={"y": ("x", 0)})  # whole blocks: others read the last row twice
+    executed(plan, 11, strides={"x": 1536, "y": 1280, **tables}, offset=8)
