@@ -4,6 +4,7 @@
     rms_norm_quant, dequantise, ...      norms with results of 8 bits (``quantised_norms``)
     function                             any graph as such a function (``any_graph``)
     cross_entropy, CrossEntropyLoss, ... the loss of class indices, also in shards (``losses``)
+    qk_norm_rope, QKNormRope             norms of heads with RoPE, on a packed projection (``qk_norms``)
     LayerNorm, RMSNorm, AdaLayerNorm     torch.nn's modules and state dicts (``modules``)
     patch, unpatch                       lngen's norms in a model that has its own (``patching``)
     fuse                                 sums and the norms that read them as one operator (``fused_sums``)
@@ -25,6 +26,7 @@ from lngen.torch.graph_ops import decompositions
 from lngen.torch.losses import CrossEntropyLoss, cross_entropy, cross_entropy_join, cross_entropy_shard
 from lngen.torch.modules import AdaLayerNorm, AdaRMSNorm, LayerNorm, RMSNorm
 from lngen.torch.patching import Patched, patch, unpatch
+from lngen.torch.qk_norms import QKNormRope, qk_norm_rope
 from lngen.torch.quantised_norms import (
     add_layer_norm_quant,
     add_rms_norm_quant,
@@ -60,6 +62,7 @@ __all__ = [
     "FusePass",
     "LayerNorm",
     "Patched",
+    "QKNormRope",
     "RMSNorm",
     "ada_layer_norm",
     "ada_rms_norm",
@@ -83,6 +86,7 @@ __all__ = [
     "layer_norm_quant",
     "log_softmax",
     "patch",
+    "qk_norm_rope",
     "rms_norm",
     "rms_norm_act",
     "rms_norm_quant",

@@ -47,7 +47,7 @@ class Direct(direct.Direct):
 
         The dispatcher knows of results that differ in having a gradient, of saved ones without rows, and of sets.
         """
-        if any(M not in axes and len(axes) > 1 for axes in ops.axes.values()):
+        if any(a.root is M and a.by == "/" for axes in ops.axes.values() for a in axes):
             return None
         if any(t is not None and t.requires_grad for t in tensors):
             given = dict(zip(self.names, tensors, strict=True))

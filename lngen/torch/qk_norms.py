@@ -17,6 +17,7 @@ from lngen.torch.any_graph import GraphFunction, function
 from lngen.torch.bridge import FROM_TORCH, TorchError, constant, run
 from lngen.torch.given import check_tensors
 
+CALLS: dict[str, GraphFunction] = {}  # by their specs
 POSITIONS = {torch.int32: "i32", torch.int64: "i64"}
 
 
@@ -66,7 +67,7 @@ def qk_norm_rope(
         "casts": casts,
         "rotate_in": rotate_in,
     }
-    call = _of(tuple(options.items()))
+    call = CALLS[_known(tuple(options.items()))]
     tensors = [t for t in (x, q_weight, k_weight, cos, sin, positions) if t is not None]
     y = _over(call, x, tensors, eps) if in_place else call(*tensors, eps=eps)
     q, k = y.split([of_q, of_k], -1)
@@ -74,8 +75,11 @@ def qk_norm_rope(
 
 
 @constant
-def _of(options: tuple[tuple[str, Any], ...]) -> GraphFunction:
-    return function("qk_rmsnorm", **dict(options))
+def _known(options: tuple[tuple[str, Any], ...]) -> str:
+    """Where ``CALLS`` has the function for these options; Dynamo reads it there."""
+    call = function("qk_rmsnorm", **dict(options))
+    CALLS[str(call.spec)] = call
+    return str(call.spec)
 
 
 @torch._disable_dynamo  # type: ignore[untyped-decorator]
@@ -85,7 +89,11 @@ def _over(call: GraphFunction, x: Tensor, tensors: Sequence[Tensor], eps: float)
         raise TorchError("in_place=True writes over qkv, which backward reads; leave it away, or use torch.no_grad().")
     given = dict(zip(call.names, tensors, strict=True))
     side = call.ops.side([given.get(name) for name in call.ops.inputs], call.keys)
-    run(side, [given[name] for name in side.names], eps, (x,))
+    try:
+        rows = x.view(-1, x.shape[-1])
+    except RuntimeError:
+        raise TorchError("in_place=True writes rows at one distance; make qkv contiguous.") from None
+    run(side, [given[name] for name in side.names], eps, (rows,))
     torch.autograd.graph.increment_version(x)
     return x
 
@@ -100,8 +108,8 @@ def _head(qkv: Tensor, heads: tuple[int, int, int]) -> int:
     features, total = qkv.shape[-1] if qkv.dim() else 0, sum(heads)
     if not features or features % total:
         raise TorchError(
-            f"qkv is expected to have {total} heads of the same length in its last dimension, for heads={tuple(heads)}, "
-            f"got shape {list(qkv.shape)}."
+            f"qkv is expected to have {total} heads of the same length in its last dimension, for heads={heads}, got "
+            f"shape {list(qkv.shape)}."
         )
     return features // total
 

@@ -49,6 +49,13 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
     return x, drawn(D, dtype=dtype), drawn(D, dtype=dtype), residual
 
 
+def qk_norm_rope(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Of heads of 16 features, with positions in a table of three."""
+    angle = torch.arange(24.0).view(3, 8)
+    at = torch.tensor([[0, 2, 1]] * 2)
+    return L.qk_norm_rope(x, w[:16], b[:16], angle.cos(), angle.sin(), at, (2, 1, 1))[:2]
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "layernorm": lambda x, w, b, r: L.layer_norm(x, (D,), w, b),
     "layernorm without weights": lambda x, w, b, r: L.layer_norm(x, [D]),
@@ -60,6 +67,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gated_rmsnorm": lambda x, w, b, r: L.gated_rms_norm(x, r, (D,), w),
     "softmax": lambda x, w, b, r: L.softmax(x, -1),
     "dyt": lambda x, w, b, r: L.dyt(x, b[:1], w, b),
+    "qk_norm_rope": lambda x, w, b, r: torch.cat([y.flatten(-2) for y in qk_norm_rope(x, w, b)], -1),
 }
 
 
