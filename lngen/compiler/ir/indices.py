@@ -1,6 +1,8 @@
-"""The op table's rows that move elements: one by its index, rows of a table by theirs, the planes of a rotation."""
+"""Rows of the op table that move elements, by an index or in planes, and the one that seals rows from a gradient."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from lngen.compiler.ir import numerics, real, type_rules
 from lngen.compiler.ir.axes import D
@@ -16,6 +18,10 @@ def _take_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
 
 def _rotate_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return (b.neg("ct", b.emit("rotate", "ct", (ct,), **dict(e.attrs))),)
+
+
+def _sealed_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
+    return b.select_gt("ct", b.const("half", 0.5, ct.type.dtype), e.args[1], ct), None
 
 
 class Indices(Scales):
@@ -56,3 +62,17 @@ class Indices(Scales):
         neighbours. So x * cos + rotate(x) * sin is x turned by an angle (RoPE). ``width=0``: all features of a head.
         """
         return self.emit("rotate", name, (x,), by=by, head=head, width=width or head)
+
+    @op(
+        type_rules.sealed,
+        lambda args, eqn, at: args[0],
+        numpy=lambda a, e, n, out: np.positive(a[0], out=out),
+        cuda="{0}",
+        vjp=_sealed_cotangents,
+    )
+    def sealed(self, name: str, x: Value, closed: Value) -> Value:
+        """x, through which no cotangent passes where ``closed`` is 1; it is 0 elsewhere.
+
+        So the derivative is 0 where the results do not depend on x, also if x is a NaN.
+        """
+        return self.emit("sealed", name, (x, closed))

@@ -193,10 +193,6 @@ def _abs_cotangent(b: Ops, e: Eqn, ct: Value) -> Cotangents:
     return (b.mul("ct", ct, b.where_gt("slope", x, zero, b.const("number", 1.0, ct.type.dtype), below)),)
 
 
-def _sealed_cotangents(b: Ops, e: Eqn, ct: Value) -> Cotangents:
-    return b.select_gt("ct", b.const("half", 0.5, ct.type.dtype), e.args[1], ct), None
-
-
 # ---- the rows ----
 
 
@@ -338,20 +334,6 @@ class Ops(ABC):
     def stopped(self, name: str, x: Value) -> Value:
         """x, whose gradient is 0 by definition, whatever its effects are."""
         return self.emit("stop_gradient", name, (x,))
-
-    @op(
-        type_rules.sealed,
-        lambda args, eqn, at: args[0],
-        numpy=lambda a, e, n, out: np.positive(a[0], out=out),
-        cuda="{0}",
-        vjp=_sealed_cotangents,
-    )
-    def sealed(self, name: str, x: Value, closed: Value) -> Value:
-        """x, through which no cotangent passes where ``closed`` is 1; it is 0 elsewhere.
-
-        So the derivative is 0 where the results do not depend on x, also if x is a NaN.
-        """
-        return self.emit("sealed", name, (x, closed))
 
     # ---- choices ----
 

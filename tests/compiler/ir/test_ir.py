@@ -41,11 +41,11 @@ from lngen.compiler.ir import (
     values_of,
     verify,
 )
+from lngen.compiler.ir.axes import axes_union
 from lngen.compiler.ir.functions import BIAS, ULPS, WHOLE
 from lngen.compiler.ir.meanings import literal
 from lngen.compiler.ir.numerics import NUMPY_DTYPE
 from lngen.compiler.ir.places import extract
-from lngen.compiler.ir.axes import axes_union
 from lngen.compiler.spec import make_spec, parse_spec
 from lngen.dtypes import FLOATS
 from lngen.errors import ArrayError, ParseError, VerifyError
