@@ -28,23 +28,27 @@ ROWS, FEATURES = 5, 7  # of an instance: few enough to take milliseconds, and no
 NAMED = 3  # the number of an axis that an array says
 
 
-def lengths(graph: Graph, rows: int | None = None, d: int | None = None) -> Lengths:
+def lengths(graph: Graph, rows: int | None = None, d: int | None = None, sets: int | None = None) -> Lengths:
     """The length of every axis for about ``rows`` rows of ``d`` elements: the next lengths that derived axes divide.
 
-    None: the least from ``ROWS`` or ``FEATURES`` on with which each derived axis has two elements.
+    None: the least from ``ROWS`` or ``FEATURES`` on with which each derived axis has two elements. ``sets``: how many
+    sets of rows there are, if there are rows, of a graph whose calls say that.
     """
     least, divisor = {M: ROWS if rows is None else rows, D: FEATURES if d is None else d}, {M: 1, D: 1}
     heads = [e.int_attr("head") for e in graph.eqns if e.op == "rotate"]
     divisor[D] = lcm(1, *heads)
     least[D] = max(least[D], *(2 * n for n in heads)) if d is None and heads else least[D]
     for axis in (a for a in derived_axes(graph) if not a.of_table):
-        number = axis.number if isinstance(axis.number, int) else NAMED
+        number = axis.number if isinstance(axis.number, int) else max(1, NAMED if sets is None else sets)
         divisor[axis.root] = lcm(divisor[axis.root], number)
         if (rows if axis.root is M else d) is None:
             least[axis.root] = max(least[axis.root], 2 * number)
     found = {root: -(-least[root] // n) * n for root, n in divisor.items()}
     named = [a for a in derived_axes(graph) if isinstance(a.number, str)]
-    return Lengths(found | {a: found[a.root] // NAMED if a.by == "/" else NAMED for a in named})
+    of = {a: found[a.root] // NAMED if a.by == "/" else NAMED for a in named}
+    if sets is not None:
+        of |= {a: sets * bool(found[M]) for a in named if a.base is M and a.by == "/"}
+    return Lengths(found | of)
 
 
 def normal(

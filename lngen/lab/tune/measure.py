@@ -3,7 +3,8 @@
 The interpreter is too slow for the largest arrays and does not need them: the bits of a row depend on that row alone,
 those of a column sum on its column alone. So the inputs repeat a block of rows, row results are compared with those of
 the block, and column sums of large arrays on a sample of columns, summed over all rows. A column sum that depends on
-row sums does not have this property: then fewer rows are compared, and all of them.
+row sums does not have this property: then fewer rows are compared, and all of them. Sets of rows, whose sums depend on
+their own rows alone, are repeated whole.
 """
 
 from __future__ import annotations
@@ -16,9 +17,22 @@ import numpy as np
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import WIDE, D, Graph, M, Value, bits_of, is_number_fold, is_row_fold, values_of
+from lngen.compiler.ir import (
+    WIDE,
+    D,
+    Graph,
+    M,
+    Value,
+    bits_of,
+    is_number_fold,
+    is_of_set,
+    is_row_fold,
+    values_of,
+)
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.places import extract
+from lngen.compiler.ir.types import sets_in
+from lngen.compiler.passes.instance import lengths
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
@@ -35,6 +49,7 @@ from lngen.proof.check.inputs import POISON, differing_rows, random_inputs
 
 BLOCK_ELEMENTS = 2**20  # of the block of rows that the interpreter computes
 COLUMN_ELEMENTS = 2**22  # of the columns that the interpreter sums over all rows
+LEAST_SETS = 3  # in the block, where there are as many
 MOST_COLUMNS, LEAST_COLUMNS = 192, 4
 EDGE_ROWS = (1, 133)  # checked besides all rows: one row, and one more than the multiprocessors of an H200
 REFERENCE = "reference"
@@ -55,20 +70,22 @@ class Bits:
     """
 
     def __init__(self, spec: Spec, rows: int, xp: Any) -> None:
-        if spec.by_sets:
-            raise LngenError(f"'{spec}' has sets of rows, which tune does not time yet; time it by lngen bench.")
         self.spec, self.rows, self._xp = spec, rows, xp
         self.graph = spec.graph()
-        block = max(1, min(rows, BLOCK_ELEMENTS // spec.d))
-        # The block is odd, so that a kernel that reads a row a power of two away cannot be right by accident.
-        self.block = block - 1 if block % 2 == 0 else block
+        self.inner = rows // sets_in(rows) if spec.by_sets and rows else 1
+        block = max(1, min(rows, BLOCK_ELEMENTS // spec.d) // self.inner)
+        if spec.by_sets:
+            block = min(max(block, LEAST_SETS), rows // self.inner)
+        # Its rows, or sets, are odd, so that a kernel that reads one a power of two away cannot be right by accident.
+        self._sets = block - 1 if block % 2 == 0 else block
+        self.block = self._sets * self.inner
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
         sliceable = not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
         self.whole = not self._columns_graph.results or sliceable
         affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
-        edges = {m for m in EDGE_ROWS if m < rows and m <= affordable}
+        edges = {self.block} if spec.by_sets else {m for m in EDGE_ROWS if m < rows and m <= affordable}
         self.checked_rows = tuple(sorted({*edges, rows if self.whole else self.block}))
-        self._inputs = random_inputs(spec, self.block)
+        self._inputs = random_inputs(spec, self.block, sets=self._sets)
         wanted = interpret(self._rows_graph, self._only(self._rows_graph))
         self._wanted = {n: xp.asarray(raw(a)) for n, a in wanted.items()}
         self._columns: dict[int, tuple[Any, dict[str, Any]]] = {m: self._column_sums(m) for m in self.checked_rows}
@@ -80,7 +97,8 @@ class Bits:
         """Results full of poison."""
         out = {}
         for v in self.graph.results:
-            out[v.name] = self._xp.empty(v.type.shape(rows, self.spec.d), f"u{v.type.dtype.size}")
+            shape = v.type.shape_of(lengths(self.spec.forward(), rows, self.spec.d, rows // self.inner))
+            out[v.name] = self._xp.empty(shape, f"u{v.type.dtype.size}")
             out[v.name].fill(int.from_bytes([POISON] * v.type.dtype.size, "little"))
         return out
 
@@ -88,7 +106,9 @@ class Bits:
         """By result, how many numbers of a launch with ``rows`` rows differ; an empty text if none does."""
         wrong = {}
         for value in self._rows_graph.results:
-            wrong[value.name] = differing_rows(value, results[value.name], self._wanted[value.name], self.block, rows)
+            per = self.inner if is_of_set(value) else 1
+            found = results[value.name], self._wanted[value.name]
+            wrong[value.name] = differing_rows(value, *found, self.block // per, rows // per)
         index, sums = self._columns[rows]
         for name, column in sums.items():
             got = results[name]
@@ -96,7 +116,7 @@ class Bits:
         return "; ".join(f"{name}: {count} numbers differ with {rows} rows" for name, count in wrong.items() if count)
 
     def _part(self, by_row: bool) -> Graph:
-        results = tuple(r for r in self.graph.results if (M in r.type.axes) is by_row)
+        results = tuple(r for r in self.graph.results if (M in r.type.axes or is_of_set(r)) is by_row)
         return extract(self.graph, self.graph.name, self.graph.params, results)
 
     def _only(self, graph: Graph) -> dict[str, Array]:
@@ -112,22 +132,22 @@ class Bits:
             columns = np.unique([0, d - 1, *inner])
         if not self._columns_graph.results:
             return columns, {}
-        repeat = np.arange(rows) % self.block
-        sliced = {}
+        repeat, of_sets, sliced = np.arange(rows) % self.block, np.arange(rows // self.inner) % self._sets, {}
         for p in self._columns_graph.params:
             a = self._inputs[p.name]
             a = a[..., columns] if D in p.type.axes else a
-            sliced[p.name] = a[repeat] if M in p.type.axes else a
+            sliced[p.name] = a[repeat] if M in p.type.axes else a[of_sets] if is_of_set(p) else a
         found = interpret(self._columns_graph, sliced)
         return self._xp.asarray(columns), {n: self._xp.asarray(raw(a)) for n, a in found.items()}
 
     def _repeated(self, block: Any, value: Value) -> Any:
-        """The rows of an input, repeated as often as needed."""
-        if M not in value.type.axes or self.rows <= self.block:
+        """The rows of an input, or those of sets, repeated as often as needed."""
+        if not (M in value.type.axes or is_of_set(value)) or self.rows <= self.block:
             return block
-        whole = self._xp.empty((self.rows, *block.shape[1:]), block.dtype)
-        for start in range(0, self.rows, self.block):
-            part = whole[start : start + self.block]
+        per = self.inner if is_of_set(value) else 1
+        whole = self._xp.empty((self.rows // per, *block.shape[1:]), block.dtype)
+        for start in range(0, len(whole), self.block // per):
+            part = whole[start : start + self.block // per]
             part[...] = block[: len(part)]
         return whole
 
@@ -263,7 +283,7 @@ class GpuMeasurer:
             launcher = self._launcher(candidate)
             for rows in bits.checked_rows:
                 results = bits.empty(rows)
-                bound = launcher.bind(rows, launcher.contiguous(rows))
+                bound = launcher.bind(rows, launcher.contiguous(rows), bits.inner)
                 bound.give(bits.passed)
                 workspace = self._xp.full(max(1, bound.workspace_bytes), POISON, "u1")
                 arrays = bits.inputs | results
@@ -312,7 +332,7 @@ class GpuMeasurer:
 
     def _launch(self, candidate: Candidate) -> timing.Launch:
         launcher = self._launcher(candidate)
-        bound = launcher.bind(self._bits.rows, launcher.contiguous(self._bits.rows))
+        bound = launcher.bind(self._bits.rows, launcher.contiguous(self._bits.rows), self._bits.inner)
         bound.give(self._bits.passed)
         # One workspace: in use it is equally warm.
         workspace = self._xp.empty(max(1, -(-bound.workspace_bytes // 8)))

@@ -27,14 +27,14 @@ POISON = 0xFE  # a byte pattern no kernel computes, so that an element never wri
 
 
 def forward_inputs(
-    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None
+    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None, sets: int | None = None
 ) -> dict[str, Array]:
     """The forward graph's inputs by name; ``eps`` is what a call with ``eps=run`` gives, None for the default.
 
-    Where a graph derives axes from M there are the next ``rows`` that these divide.
+    Where a graph derives axes from M there are the next ``rows`` that these divide; ``sets`` as of ``lengths``.
     """
     forward, eps = spec.forward(), spec.eps_or_default if eps is None else eps
-    rng, sizes = np.random.default_rng([seed, rows, spec.d]), lengths(forward, rows, spec.d)
+    rng, sizes = np.random.default_rng([seed, rows, spec.d]), lengths(forward, rows, spec.d, sets)
     positive = spec.positive_inputs()
     of = indexed(forward)
     found = {p.name: draw(rng, p, sizes, mean, of=of.get(p), positive=p.name in positive) for p in forward.tensors}
@@ -42,14 +42,14 @@ def forward_inputs(
 
 
 def random_inputs(
-    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None
+    spec: Spec, rows: int, seed: int = 0, mean: float = 0.5, eps: float | None = None, sets: int | None = None
 ) -> dict[str, Array]:
-    """The spec's inputs by name; those that backward takes from forward are computed by forward. ``eps`` as above."""
-    inputs = forward_inputs(spec, rows, seed, mean, eps)
+    """The spec's inputs by name; those that backward takes from forward are computed by it. The rest is as above."""
+    inputs = forward_inputs(spec, rows, seed, mean, eps, sets)
     if spec.direction == "bwd":
         inputs |= interpret(spec.with_direction("fwd").graph(), inputs)
     rng = np.random.default_rng([seed + 1, rows, spec.d])
-    params, sizes = spec.graph().params, lengths(spec.forward(), rows, spec.d)
+    params, sizes = spec.graph().params, lengths(spec.forward(), rows, spec.d, sets)
     positive = spec.positive_inputs()
     drawn = {p.name: draw(rng, p, sizes, 0.3, positive=p.name in positive) for p in params if p.name not in inputs}
     return {p.name: (inputs | drawn)[p.name] for p in params}

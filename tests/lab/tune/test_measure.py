@@ -12,7 +12,7 @@ import pytest
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import M
+from lngen.compiler.ir import M, sets_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Plan
 from lngen.compiler.spec import Spec, parse_spec
@@ -69,6 +69,33 @@ def test_what_the_interpreter_computes_is_right_and_a_flipped_bit_is_not(text: s
         untouched = bits.empty(m)
         assert {n: a.shape for n, a in untouched.items()} == {n: a.shape for n, a in results.items()}
         assert all(name in bits.complaint(m, untouched) for name in results)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64, 480])
+@pytest.mark.parametrize("text", [
+    "ada_layernorm.fwd:d=48,dtype=bf16,gate=yes,residual=yes", "ada_rmsnorm.bwd:d=33,dtype=f32",
+    "ada_layernorm.bwd:d=48,dtype=f16,gamma=yes,beta=yes",
+])  # fmt: skip
+def test_sets_of_rows_repeat_whole(text: str, rows: int) -> None:
+    """Of 480 rows there are 15 sets of 32, of which three are in the block."""
+    spec = parse_spec(text)
+    bits = Bits(spec, rows, np)
+    sets = rows // bits.inner
+    assert bits.block == (3 if sets > 2 else 1) * bits.inner or bits.inner == 1
+    assert bits.checked_rows[-1] == rows
+    axis = sets_of(spec.forward())
+    for m in bits.checked_rows:
+        inputs = {p.name: bits.inputs[p.name].view(NUMPY_DTYPE[p.type.dtype]) for p in spec.graph().tensors}
+        for p in spec.graph().tensors:
+            taken = m if M in p.type.axes else m // bits.inner if axis in p.type.axes else None
+            inputs[p.name] = inputs[p.name][:taken]
+        results = {n: raw(a).copy() for n, a in interpret(spec.graph(), inputs | bits.values).items()}
+        assert bits.complaint(m, results) == ""
+        assert {n: a.shape for n, a in bits.empty(m).items()} == {n: a.shape for n, a in results.items()}
+        for name, values in results.items():
+            values.reshape(-1)[-1] ^= 1
+            assert bits.complaint(m, results) == f"{name}: 1 numbers differ with {m} rows"
+            values.reshape(-1)[-1] ^= 1
 
 
 def test_rows_repeat_and_column_sums_run_over_all_of_them() -> None:
@@ -143,8 +170,8 @@ class Kernel:
     def contiguous(self, rows: int) -> Mapping[str, int]:
         return dict.fromkeys(self.tensors, self.plan.spec.d)
 
-    def bind(self, rows: int, strides: Mapping[str, int]) -> Any:
-        assert set(strides.values()) == {self.plan.spec.d}
+    def bind(self, rows: int, strides: Mapping[str, int], inner: int) -> Any:
+        assert (set(strides.values()), inner) == ({self.plan.spec.d}, 1)
         kernel = self
 
         class Bound:

@@ -78,6 +78,27 @@ def test_right_kernels_pass(name: str, direction: str, dtype: str) -> None:
     assert found["gamma-zero"].detail == "no input over D alone that may have either sign" or name == "add_rmsnorm"
 
 
+@sampling.grid(
+    ("name", "direction", "keys"),
+    product(("ada_layernorm", "ada_rmsnorm"), ("fwd", "bwd"), ("", "gate=yes,residual=yes,dtype=bf16", "gamma=yes")),
+    strength=1,
+)
+def test_right_kernels_of_samples_pass(name: str, direction: str, keys: str) -> None:
+    """Three samples in each case, and none; rows of a sample are joined by its sums."""
+    found = outcomes(parse_spec(f"{name}.{direction}:d=96" + f",{keys}" * bool(keys)))
+    assert with_status(found, "fail") == set()
+    assert with_status(found, "pass") >= {"ordinary", "constant-rows", "m-0", "m-1", "m-4096", "strided-rows", "repeat"}
+    assert direction == "fwd" or "dscale float32 [3, 96]" in found["shape-and-dtype"].detail or "bf16" in keys
+
+
+def test_a_sample_that_takes_anothers_scale_is_seen() -> None:
+    def takes(results: dict[str, Array], inputs: Mapping[str, Array]) -> None:
+        results["dscale"] = results["dscale"][::-1]
+
+    spec = parse_spec("ada_layernorm.bwd:d=96")
+    assert with_status(outcomes(spec, "ordinary m-4096", takes), "fail") == {"ordinary", "m-4096"}
+
+
 def test_a_graph_with_a_domain_is_judged_within_it() -> None:
     """Constant rows, and weights of zero and below it: only where an input may have either sign."""
     found = outcomes(own(lambda b, x, w=D, v=D: (x * w).log() * v, "bwd", d=96))

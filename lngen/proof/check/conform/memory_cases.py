@@ -144,7 +144,7 @@ def shape_and_dtype(suite: Calls) -> Found:
     wrong, right = [], []
     for name, got in suite.raw(inputs).results.items():
         wanted = suite.type_of(name)
-        shape, dtype = wanted.shape(*inputs[suite.matrices[0]].shape), wanted.dtype
+        shape, dtype = suite.shape_of(name, inputs), wanted.dtype
         text = f"{name} {got.dtype} {list(got.shape)}"
         if got.shape != shape or got.dtype != NUMPY_DTYPE[dtype]:
             wrong.append(f"{text}, expected {NUMPY_DTYPE[dtype]} {list(shape)}")

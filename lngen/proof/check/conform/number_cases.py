@@ -306,6 +306,7 @@ def graph_directions(suite: GraphSuite) -> Found:
 def graph_constant_rows(suite: GraphSuite) -> Found:
     """The elements of a row are equal in each [M, D] input, and positive where they have to be."""
     inputs = suite.inputs(m=len(CONSTANTS))
-    rows = np.broadcast_to(np.array(CONSTANTS)[:, None], (len(CONSTANTS), suite.d))
+    shape = inputs[suite.matrices[0]].shape  # sets of rows may take more
+    rows = np.broadcast_to(np.resize(np.array(CONSTANTS), shape[0])[:, None], shape)
     given = [p.name for p in suite.forward.params if p.type.axes == WIDE]
     return suite.accuracy(changed(inputs, **{n: np.abs(rows) + 0.25 if n in suite.positive else rows for n in given}))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import WIDE, D, DType, M, Type, compute_dtype, independent_rows, values_of
+from lngen.compiler.ir import WIDE, D, DType, Lengths, M, Type, compute_dtype, independent_rows, values_of
 from lngen.compiler.ir.numerics import FROM_NUMPY, NUMPY_DTYPE, Array, round_to
-from lngen.compiler.passes.instance import indexed, lengths
+from lngen.compiler.passes.instance import NAMED, indexed, lengths
 from lngen.compiler.spec import Spec
 from lngen.dtypes import WRITTEN
 from lngen.errors import SpecError
@@ -124,17 +124,22 @@ class Calls(ABC):
 
     def results(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """One call's results in their dtypes; FailedError for a wrong shape or dtype."""
-        m, d = inputs[self.matrices[0]].shape
         found = {}
         for name, got in self.raw(inputs).results.items():
-            wanted = self.type_of(name)
-            if got.shape != wanted.shape(m, d):
-                raise FailedError(f"{name} has shape {got.shape}, expected {wanted.shape(m, d)}.")
+            wanted, shape = self.type_of(name), self.shape_of(name, inputs)
+            if got.shape != shape:
+                raise FailedError(f"{name} has shape {got.shape}, expected {shape}.")
             if FROM_NUMPY.get(got.dtype) not in WRITTEN:
                 raise FailedError(f"{name} has dtype {got.dtype}, expected {wanted.dtype}.")
             with np.errstate(all="ignore"):
                 found[name] = np.array(got.astype(NUMPY_DTYPE[wanted.dtype]))
         return found
+
+    def shape_of(self, name: str, inputs: Mapping[str, Array]) -> tuple[int, ...]:
+        """The shape of a result for such inputs, of which those of sets of rows say how many there are."""
+        m, d = inputs[self.matrices[0]].shape
+        axes = ((axis, n) for key, a in inputs.items() for axis, n in zip(self.type_of(key).axes, a.shape, strict=True))
+        return self.type_of(name).shape_of(Lengths({**dict(axes), M: m, D: d}))
 
     def accuracy(self, inputs: Mapping[str, Array]) -> Found:
         """One call within its bounds."""
@@ -261,8 +266,6 @@ class GraphSuite(Calls):
         self.weights = tuple(
             n for n in self._given if n in floats and self.type_of(n).axes == (D,) and n not in self.positive
         )
-        if spec.by_sets:
-            raise SpecError(f"conform has no cases with sets of rows, which '{spec}' takes; try lngen check {spec}")
         if not any(n in self._given for n in self.matrices):
             raise SpecError(f"conform expects a graph with an [M, D] input, '{spec}' has none; try lngen check {spec}")
 
@@ -273,7 +276,7 @@ class GraphSuite(Calls):
         """[M, D] inputs around ``mean``, others and cotangents as in ``lngen check``: nothing at zero or one."""
         d = self.d if d is None else d
         m = self.rows(37, d) if m is None else m
-        rng, sizes = np.random.default_rng([m, d]), lengths(self.forward, m, d)
+        rng, sizes = np.random.default_rng([m, d]), lengths(self.forward, m, d, sets=NAMED)
         found = {}
         for name, v in self._given.items():
             around = (mean, std) if v.type.axes == WIDE else (0.5, 1.0)
