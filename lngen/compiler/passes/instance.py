@@ -39,15 +39,16 @@ def lengths(graph: Graph, rows: int | None = None, d: int | None = None, sets: i
     divisor[D] = lcm(1, *heads)
     least[D] = max(least[D], *(2 * n for n in heads)) if d is None and heads else least[D]
     for axis in (a for a in derived_axes(graph) if not a.of_table):
-        number = axis.number if isinstance(axis.number, int) else max(1, NAMED if sets is None else sets)
+        named = NAMED if sets is None or axis.base is not M else max(1, sets)
+        number = axis.number if isinstance(axis.number, int) else named
         divisor[axis.root] = lcm(divisor[axis.root], number)
         if (rows if axis.root is M else d) is None:
             least[axis.root] = max(least[axis.root], 2 * number)
     found = {root: -(-least[root] // n) * n for root, n in divisor.items()}
-    named = [a for a in derived_axes(graph) if isinstance(a.number, str)]
-    of = {a: found[a.root] // NAMED if a.by == "/" else NAMED for a in named}
+    by_call = [a for a in derived_axes(graph) if isinstance(a.number, str)]
+    of = {a: found[a.root] // NAMED if a.by == "/" else NAMED for a in by_call}
     if sets is not None:
-        of |= {a: sets * bool(found[M]) for a in named if a.base is M and a.by == "/"}
+        of |= {a: sets * bool(found[M]) for a in by_call if a.base is M and a.by == "/"}
     return Lengths(found | of)
 
 
