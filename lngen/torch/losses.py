@@ -193,14 +193,17 @@ class _AtOnce(Function):  # type: ignore[misc]
 
 
 def _factor(input: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str) -> Tensor:
-    """What the sum of the losses is divided by, inverted: a float32 tensor of one element; weights add up in f64."""
+    """What the sum of the losses is divided by, inverted: a float32 tensor of one element.
+
+    The count is int64, so it is exact, and weights add up in float64. Three launches, with weights seven.
+    """
     if reduction != "mean":
         return torch.ones((), device=input.device)
     kept = target != ignored
     if weight is None:
-        return 1.0 / kept.sum().float()
-    chosen = weight.double()[target.clamp(0, input.shape[-1] - 1)]
-    return (1.0 / (chosen * kept).sum()).float()
+        return kept.sum().reciprocal().float()
+    chosen = weight[target.clamp(0, input.shape[-1] - 1)]
+    return (chosen * kept).sum(dtype=torch.float64).reciprocal().float()
 
 
 fx.wrap("cross_entropy")

@@ -100,6 +100,10 @@ class Provider:
         """True if it computes this graph in this direction."""
         return True
 
+    def left_out(self, spec: Spec) -> str:
+        """Why it is not timed, though it computes this graph; empty if it is."""
+        return ""
+
     def prepare(self, case: Case) -> Prepared:
         """Compile and allocate everything that a launch needs; may raise any exception."""
         raise NotImplementedError

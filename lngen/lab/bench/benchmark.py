@@ -256,6 +256,9 @@ def _prepare_all(
     wanted = [expected(case) for case in cases]
     start = cases[0].sets[0][cases[0].chain].clone() if cases[0].chain else None
     for provider in providers:
+        if reason := provider.left_out(cases[0].spec):
+            notes[provider.name] = f"left out: {reason}"
+            continue
         try:
             if start is not None:  # an earlier provider's chain overwrote the input of the first set
                 cases[0].sets[0][cases[0].chain].copy_(start)

@@ -180,6 +180,7 @@ class Member:
 
     wide      gamma and beta must be float32; they are converted once, since no user would convert them per call
     in_place  results and the inputs that they overwrite; so the call has arrays of its own, one set for a chain
+    left_out  why it is not timed
     """
 
     module: str
@@ -188,6 +189,7 @@ class Member:
     dtypes: tuple[DType, ...] = FLOATS
     wide: bool = False
     in_place: Mapping[str, str] = field(default_factory=dict)
+    left_out: str = ""
 
     def prepare(self, case: Case) -> Prepared:
         """The call for a case; autograd differentiates it."""
@@ -247,6 +249,9 @@ class Library(Provider):
         member = self.members.get(member_of(spec))
         return member is not None and spec.direction in member.directions and spec.dtype in member.dtypes
 
+    def left_out(self, spec: Spec) -> str:
+        return self.members[member_of(spec)].left_out
+
     def prepare(self, case: Case) -> Prepared:
         return self.members[member_of(case.spec)].prepare(case)
 
@@ -270,6 +275,7 @@ def _liger_gradient(module: ModuleType, t: Tensors, spec: Spec) -> None:
 OPS, QUACK, FLASH = "liger_kernel.ops", "quack.rmsnorm", "flash_attn.ops.triton.layer_norm"
 FAST_APEX, APEX_NORM = "apex.contrib.layer_norm.layer_norm", "apex.normalization.fused_layer_norm"
 APEX_NEEDS = "NVIDIA Apex with its CUDA extensions"
+COUNTS = "it counts the targets on the host (.item()), which a CUDA graph cannot hold"
 NOT_IN_PLACE = 0.0, "llama", False  # offset, casting mode; in place, a backward would overwrite dy
 
 # fmt: off
@@ -295,9 +301,11 @@ LIGER = Library(
             lambda m, t, s: m.LigerDyTFunction.apply(t["x"], t["alpha"].reshape(1), t["gamma"], t["beta"]),
         ),
         "softmax": Member(f"{OPS}.softmax", lambda m, t, s: m.LigerSoftmaxFunction.apply(t["x"])),
-        "cross_entropy:target=index": Member(f"{OPS}.cross_entropy", lambda m, t, s: _liger_loss(m, t), FORWARD),
+        "cross_entropy:target=index": Member(
+            f"{OPS}.cross_entropy", lambda m, t, s: _liger_loss(m, t), FORWARD, left_out=COUNTS
+        ),
         "cross_entropy:target=index,x_grad=yes": Member(
-            f"{OPS}.cross_entropy", _liger_gradient, FORWARD, in_place={"x_grad": "x"}
+            f"{OPS}.cross_entropy", _liger_gradient, FORWARD, in_place={"x_grad": "x"}, left_out=COUNTS
         ),
     },
 )

@@ -33,8 +33,11 @@ class Wrong(Torch):
         super().__init__(name)
         self.mistake = mistake
 
+    def left_out(self, spec: Any) -> str:
+        return "it is slow" if self.mistake == "left out" else ""
+
     def prepare(self, case: Any) -> Prepared:
-        if self.mistake == "raises":
+        if self.mistake in ("raises", "left out"):
             raise ValueError("no such kernel")
         right = super().prepare(case)
         return replace(right, results=lambda i: {n: a + 1 for n, a in right.results(i).items()})
@@ -60,6 +63,17 @@ def test_a_benchmark_reports_what_fails_and_goes_on(few_sets: None) -> None:
     assert wrong.gb_s is None
     assert wrong.note.startswith("wrong: y is off by")
     assert raising.note == "failed: ValueError: no such kernel"
+
+
+def test_a_peer_that_is_left_out_says_why(few_sets: None) -> None:
+    """It is not prepared, and the others have times; of the libraries it is Liger's loss of class indices."""
+    left, torch = benchmark(todo("fwd", (8, 32)), [Wrong("left", "left out"), Torch()], CpuGpu()).records
+    assert (left.note, left.us_median) == ("left out: it is slow", None)
+    assert torch.us_median == 10.0
+    reasons = {(p.name, name) for p in LIBRARIES for name, member in p.members.items() if member.left_out}
+    assert reasons == {("liger", f"cross_entropy:target=index{more}") for more in ("", ",x_grad=yes")}
+    spec = todo("fwd", (8, 32), graph="cross_entropy:target=index")[0].specs[0]
+    assert [p.left_out(spec)[:24] for p in LIBRARIES if p.covers(spec)] == ["it counts the targets on", ""]
 
 
 @sampling.grid(("name", "direction"), product(OWN, ("fwd", "bwd", "both")), strength=1)
