@@ -27,6 +27,11 @@ def unaligned(threads: int, rows: int, vec: int, stages: int, flags: str = "", *
     return _made("tma_unaligned", threads, rows, vec, f"store {flags}", {"stages": stages, **sizes})
 
 
+def without_store(threads: int, rows: int, vec: int, stages: int, flags: str = "", **sizes: int) -> Schedule:
+    """A schedule of rows that come by TMA and begin anywhere; results leave another way."""
+    return _made("tma_unaligned", threads, rows, vec, flags, {"stages": stages, **sizes})
+
+
 def cp_async(threads: int, rows: int, vec: int, stages: int, flags: str = "", **sizes: int) -> Schedule:
     """A schedule of rows that come by asynchronous copies."""
     return _made("cp_async", threads, rows, vec, flags, {"stages": stages, **sizes})

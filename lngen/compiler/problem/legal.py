@@ -104,12 +104,12 @@ def _access_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 
 def _cluster_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """Rules for the blocks that share a row."""
-    clustered = s.form == "tma" or (s.form == "registers" and not p.column_sums)
+    clustered = s.form in BULK_FORMS or (s.form == "registers" and not p.column_sums)
     yield (
         s.cluster == 1 or (clustered and _power_of_two(s.cluster) and s.cluster <= MAX_CLUSTER),
         lambda: (
-            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form=tma, or form=registers without column "
-            f"sums, else 1, got {s.cluster} with form={s.form}"
+            f"a cluster is of 2, 4, 8 or {MAX_CLUSTER} blocks with form={' or '.join(BULK_FORMS)}, or form=registers "
+            f"without column sums, else 1, got {s.cluster} with form={s.form}"
         ),
     )
     yield (
@@ -140,6 +140,7 @@ def _load_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     unaligned = s.form == "tma_unaligned"
     least = 2 * BULK // min((*p.input_sizes, *p.output_sizes), default=4)  # elements in twice the unit of a bulk copy
     loaded = next((n for n in _row_bytes(s, p, p.input_sizes) if n % BULK), 0)
+    last = p.d - (s.cluster - 1) * cluster_tile(s, p)
     yield (
         s.form != "tma" or (s.vec == p.chunk and p.d % p.chunk == 0),
         lambda: f"bulk copies need vec={p.chunk} and a D that is a multiple of it, got vec={s.vec}",
@@ -153,10 +154,11 @@ def _load_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
         lambda: f"form=tma_unaligned takes contiguous rows, got rows at two distances (strides={p.strides})",
     )
     yield (
-        not unaligned or (p.d % p.chunk > 0 and p.d >= least and s.threads >= least),
+        not unaligned or (p.d % p.chunk > 0 and last >= least and s.threads >= least),
         lambda: (
-            f"unaligned rows end within a chunk of {p.chunk}, have at least {least} elements, twice {BULK} bytes of "
-            f"the narrowest, and as many threads, got D={p.d}, threads={s.threads}"
+            f"unaligned rows end within a chunk of {p.chunk}, and the last block has at least {least} elements of one, "
+            f"twice {BULK} bytes of the narrowest, and as many threads, got D={p.d}, {last} in the last block, "
+            f"threads={s.threads}"
         ),
     )
     yield (
@@ -170,10 +172,10 @@ def _store_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     stored = s.form in BULK_FORMS and bool(p.output_sizes)
     odd = next((n for n in _row_bytes(s, p, p.output_sizes) if n % BULK), 0)
     yield (
-        s.form != "tma_unaligned" or s.tma_store == bool(p.output_sizes),
+        s.form != "tma_unaligned" or s.cluster > 1 or s.tma_store == bool(p.output_sizes),
         lambda: (
-            f"unaligned rows are stored by bulk copies: tma_store is {'yes' if p.output_sizes else 'no'} for "
-            f"{len(p.output_sizes)} [M, D] results"
+            f"unaligned rows of one block are stored by bulk copies: tma_store is "
+            f"{'yes' if p.output_sizes else 'no'} for {len(p.output_sizes)} [M, D] results"
         ),
     )
     yield not s.tma_store or stored, lambda: "tma_store belongs to form=tma and an [M, D] result"

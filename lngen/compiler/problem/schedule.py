@@ -39,9 +39,10 @@ class Schedule:
                       runs that many
     prefetch          registers with column sums: load the next row while this one is computed
     stages            tma, tma_unaligned, cp_async: pipeline stages of a row group, one row per stage
-    cluster           tma, registers without column sums: blocks that share a row, each with its own segments
+    cluster           tma, tma_unaligned, registers without column sums: blocks that share a row, each with its own
+                      segments
     grid              tma, cp_async without column sums: blocks, or clusters, of the persistent grid
-    tma_store         tma: results leave through shared memory, by bulk copies
+    tma_store         tma, tma_unaligned, of one block always: results leave through shared memory, by bulk copies
     cached_weights    tma, tma_unaligned, cp_async: [D] inputs stay in registers from row to row; registers without
                       column sums: they are loaded together with the row, not where they are used
     single_launch     column sums are finished after a grid barrier, not by a second kernel

@@ -14,7 +14,7 @@ from lngen.compiler.devices import Device, default_device
 from lngen.compiler.problem import ANY, STAGED, Problem, Schedule
 from lngen.compiler.problem.facts import WARP
 from lngen.compiler.problem.footprint import has_room, most_blocks, partial_rows, rows_of_a_block, whole_groups
-from lngen.compiler.problem.legal import RULES, Rules
+from lngen.compiler.problem.legal import RULES, Rules, is_legal
 from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER
 
 Numbers = NDArray[np.float64]
@@ -32,6 +32,7 @@ FLAGS = (False, True)
 Limit = tuple[str, Callable[[Schedule], bool]]  # the fields on which it depends, and whether it holds
 
 ROOM = "form threads rows_per_block stages cluster tma_store dynamic"  # the fields of ``most_blocks``
+THREADS = tuple(1 << n for n in range(11))
 
 
 class Schedules:
@@ -126,10 +127,26 @@ def _schedule(names: tuple[str, ...], values: tuple[str | int, ...]) -> Schedule
     return made
 
 
+@cache
+def in_one_block(p: Problem, device: Device) -> bool:
+    """True if a block has room for two rows of form tma_unaligned, so that no cluster needs to share one."""
+    stages = {"stages": 2, "grid": int(p.column_sums == 0), "tma_store": bool(p.output_sizes)}
+    tried = (
+        Schedule("tma_unaligned", threads, rows, p.run, **stages)  # type: ignore[arg-type]
+        for threads in THREADS
+        for rows in (rows_of_a_block(p) if p.column_sums else (1,))
+    )
+    return any(is_legal(s, p) and has_room(s, p, device) for s in tried)
+
+
 # Limits beyond legality, by the fields on which they depend: room on the GPU, and what may be worth a try.
 Worth = tuple[str, Callable[[Problem, Device, Schedule], bool]]
 WORTH_IN_ROOM: tuple[Worth, ...] = (
     ("cluster grid", lambda p, device, s: not s.grid or device.resident_clusters(s.cluster) > 0),
+    (
+        "form cluster",
+        lambda p, device, s: s.form != "tma_unaligned" or s.cluster == 1 or not in_one_block(p, device),
+    ),
     # Three row groups help where a cluster shares staged rows.
     (
         "form rows_per_block cluster",
@@ -200,7 +217,7 @@ def _generated(
     ``roomy``: only those for whose blocks the GPU has room; ``only``: the values to try of a field.
     """
     values: dict[str, Sequence[int]] = {
-        "threads": [1 << n for n in range(11)],
+        "threads": THREADS,
         "rows_per_block": _rows_side_by_side(p) if p.column_sums else (1, 2, 3, *(1 << n for n in range(2, 8))),
         "form": range(len(WORDS)),
         "vec": [p.run],

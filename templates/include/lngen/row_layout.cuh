@@ -72,6 +72,7 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int RUN_, int ACCESS_>
     static constexpr int PER_SEGMENT = (SEGMENT_VECTORS + Threads::THREADS - 1) / Threads::THREADS;
     static constexpr int VECTORS = SEGMENTS * PER_SEGMENT;
     static constexpr bool WHOLE = D % SEGMENT == 0;  // no segment is shorter
+    static constexpr int LEAST = WHOLE ? SEGMENT : D % SEGMENT;  // elements of the shortest segment, the last one
     static_assert((D + SEGMENT - 1) / SEGMENT % Threads::BLOCKS_PER_ROW == 0, "as many segments for each block");
     static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
     static __device__ __forceinline__ int columns() {
@@ -84,12 +85,20 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int RUN_, int ACCESS_>
         const int segment = first_column() + v / PER_SEGMENT * SEGMENT, run = i / RUN * (SEGMENT_VECTORS * RUN);
         return segment + vector_in_segment(v) * RUN + run + i % RUN;
     }
-    // The address of an element; the compiler splits no access of this layout.
-    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + column(v, i); }
-    static __device__ __forceinline__ bool owns(int v) {
-        return SEGMENT_VECTORS % Threads::THREADS == 0 || vector_in_segment(v) < SEGMENT_VECTORS;
+    // The address of an element: that of the thread, which all of them share, and a constant. The compiler splits no
+    // access of this layout.
+    template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) {
+        const int segment = v / PER_SEGMENT * SEGMENT, run = i / RUN * (SEGMENT_VECTORS * RUN);
+        return p + (first_column() + Threads::thread() * RUN)
+            + (segment + v % PER_SEGMENT * Threads::THREADS * RUN + run + i % RUN);
     }
-    static __device__ __forceinline__ bool holds(int v, int i) { return owns(v) && (WHOLE || column(v, i) < D); }
+    static __device__ __forceinline__ bool owns(int v) {
+        return (v % PER_SEGMENT + 1) * Threads::THREADS <= SEGMENT_VECTORS || vector_in_segment(v) < SEGMENT_VECTORS;
+    }
+    // Most runs lie within the shortest segment for all threads; of them no column is compared.
+    static __device__ __forceinline__ bool holds(int v, int i) {
+        return owns(v) && ((i / RUN + 1) * (SEGMENT_VECTORS * RUN) <= LEAST || column(v, i) < D);
+    }
 };
 
 // The layout of columns over the grid's first dimension: each thread has a vector of N columns, moved ACCESS at a time.

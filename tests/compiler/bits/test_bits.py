@@ -1,7 +1,6 @@
 """A kernel gives other bits than the interpreter, or breaks a rule of its memory, if these fail."""
 
 from collections.abc import Hashable
-from dataclasses import replace
 from itertools import combinations, product
 
 import numpy as np
@@ -11,18 +10,12 @@ import sampling
 from bits import Case, check, spec_of, unit_of
 from lngen.compiler.interpret import interpret
 from lngen.compiler.lower import lower
-from lngen.compiler.problem import Schedule
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
 from number_graphs import schedules
-from schedules import cp_async, multipass, registers, tma, unaligned
+from schedules import cp_async, multipass, registers, tma, unaligned, without_store
 
 pytest.importorskip("cupy")
-
-
-def without_store(threads: int, rows: int, vec: int, stages: int, flags: str = "", grid: int = 0) -> Schedule:
-    """Rows that come by unaligned TMA, and results that leave another way."""
-    return replace(unaligned(threads, rows, vec, stages, flags, grid=grid), tma_store=False)
 
 
 # Structures of graphs of one's own, and rows in which a mistake was found once.

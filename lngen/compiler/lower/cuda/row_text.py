@@ -297,7 +297,8 @@ class RowKernel:
         start = f"stream_.shared<{place.ctype}>(/* byte */ {place.offset})"
         if self.schedule.form != "tma_unaligned":
             return start
-        return f"{start} + misalignment({self.address(place.name, self.current_row)})"
+        first = " + Row::first_column()" if self.schedule.cluster > 1 else ""
+        return f"{start} + misalignment({self.address(place.name, self.current_row)}{first})"
 
     @property
     def own_row(self) -> str:
