@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lngen.torch.probe import DTYPES, EPS_NAMES, agree
+from lngen.torch.probe import DTYPES, agree
 from lngen.torch.torch_functions import ada_layer_norm, ada_rms_norm
+from lngen.torch.variants import EPS_NAMES
 
 ROWS, SAMPLES = 64, 2
 INSIDE = ("emb", "linear", "norm", "silu")

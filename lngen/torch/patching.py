@@ -16,12 +16,14 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from lngen.compiler.graphs.heads import HEADS
 from lngen.torch import warm_norms
 from lngen.torch.bridge import FROM_TORCH, TorchError
 from lngen.torch.losses import CrossEntropyLoss
 from lngen.torch.modulated_norms import CLASSES, Modulation, modulation
 from lngen.torch.modules import LayerNorm, RMSNorm
-from lngen.torch.probe import DTYPES, Variant, configuration, eps_name, probe
+from lngen.torch.probe import DTYPES, configuration, probe
+from lngen.torch.variants import Variant, eps_name
 
 OF_TORCH = {
     nn.LayerNorm.forward: Variant("layer_norm", "eps"),
@@ -268,7 +270,7 @@ def _outcome(module: nn.Module, known: dict[Any, Variant | Modulation | str]) ->
         return exact
     if weight is None and getattr(module, "weight", None) is not None:
         return "its weight is no parameter"
-    if weight is not None and weight.dim() != 1:
+    if weight is not None and (weight.dim() > 2 or (weight.dim() == 2 and weight.shape[-1] not in HEADS)):
         return f"its weight has {weight.dim()} dimensions"
     if module._buffers:
         return f"has buffers: {', '.join(module._buffers)}"

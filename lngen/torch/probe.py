@@ -16,6 +16,8 @@ rows are rounded to float16 in between: 512 of 16384. The limit of 64 is 12 stan
 A module may be more than its formula. So it is tried in eval and in training, with 2 to 4 dimensions and rows of size
 1e-3 to 1e4; and its copy is of a class that records what the forward reads and writes of ``self``.
 
+A weight of two dimensions is that of heads: rows are [..., heads, features], and each head is normalised by itself.
+
 A second argument is tried as a gate. Where a forward of one argument is no norm of rows, it is tried with images
 [N, C, H, W] in the memory format channels_last: there the features of a pixel lie side by side and are a row.
 """
@@ -29,7 +31,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from functools import partial
 from itertools import product
@@ -40,14 +42,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lngen.compiler.graphs.norms import GATES
-from lngen.torch.torch_functions import gated_layer_norm, gated_rms_norm, layer_norm, rms_norm
-
-Pair = tuple[torch.dtype, torch.dtype | None]
+from lngen.torch.variants import USUAL_EPS, Pair, Variant, candidates, eps_name, heads_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
-USUAL_EPS = (1e-5, 1e-6)  # where a module has no attribute for it
 FIXED = (int, float, str, Enum, torch.dtype, torch.device, FunctionType, BuiltinFunctionType, type, type(None))
 OF_MODULES = frozenset(vars(nn.Module()))  # the attributes of every module
 ELEMENTS = 16384
@@ -55,95 +52,6 @@ F32_UNITS, UNITS, SHARE = 32, 2, 1 / 256
 Form = Callable[[Tensor], Tensor]  # makes an argument of rows [2, rows, D]
 ROWS: tuple[Form, ...] = (lambda x: x, lambda x: x.flatten(0, 1), lambda x: x.unflatten(1, (2, -1)))
 IMAGES: tuple[Form, ...] = (lambda x: x.unflatten(1, (2, -1)).permute(0, 3, 1, 2),)
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One of lngen's norms, for modules of a class.
-
-    eps    the attribute that holds it, or the number
-    act    the function of the gate, which is the forward's second argument; empty without one
-    taken  the names of the arguments of the module's forward
-    pairs  the dtypes of rows and weight for which it was verified; None: all
-    fixed  the attributes that the module's forward reads and lngen does not: it was verified for their values
-
-    ``channels_first``: rows are the features of a pixel of images [N, C, H, W].
-    """
-
-    kind: str
-    eps: str | float | None
-    casts: str = "once"
-    zero_centred: bool = False
-    act: str = ""
-    gate_first: bool = False
-    channels_first: bool = False
-    taken: tuple[str, ...] = ("input",)
-    pairs: tuple[Pair, ...] | None = None
-    fixed: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        named = {"casts": ("once", self.casts), "act": (self.act and "silu", self.act)}
-        words = [f"{name}={value}" for name, (usual, value) in named.items() if value != usual]
-        words += [name for name in ("zero_centred", "gate_first", "channels_first") if getattr(self, name)]
-        return ", ".join([self.kind, *words])
-
-    def takes(self, module: nn.Module, x: Any, gate: Any = None) -> bool:
-        """True if the result for x is known to be the module's own; autocast changes that of 16-bit rows."""
-        if self.pairs is None and type(x) is Tensor and x.is_cuda and x.layout is torch.strided:  # what is usual
-            return True
-        if not _dense(x):
-            return False
-        if self.pairs is None:
-            return True
-        if self.act and not (_dense(gate) and gate.dtype == x.dtype and gate.shape == x.shape):
-            return False
-        if self.channels_first and not (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)):
-            return False  # its own forward may store the result otherwise, too
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-        if x.dtype != torch.float32 and x.device.type != "meta" and torch.is_autocast_enabled(x.device.type):
-            return False
-        if weight is None:
-            return (x.dtype, None) in self.pairs
-        features = x.shape[1:2] if self.channels_first else x.shape[-1:]
-        fits = features == weight.shape and (bias is None or bias.dtype == weight.dtype)
-        return fits and (x.dtype, weight.dtype) in self.pairs
-
-    def __call__(self, module: nn.Module, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        if self.channels_first:
-            return self._of_rows(module, x.permute(0, 2, 3, 1), gate).permute(0, 3, 1, 2)
-        return self._of_rows(module, x, gate)
-
-    def _of_rows(self, module: nn.Module, x: Tensor, gate: Any) -> Tensor:
-        weight, bias = _weight(module, "weight"), _weight(module, "bias")
-        eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
-        dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
-        if self.kind == "layer_norm":
-            return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred, casts=self.casts)
-        if self.kind == "rms_norm":
-            return rms_norm(x, dims, weight, eps, zero_centred=self.zero_centred, casts=self.casts)
-        act, first = self.act, self.gate_first
-        if self.kind == "gated_layer_norm":
-            return gated_layer_norm(x, gate, dims, weight, bias, eps, act=act, gate_first=first)
-        return gated_rms_norm(x, gate, dims, weight, eps, act=act, gate_first=first, casts=self.casts)
-
-
-def _dense(x: Any) -> bool:
-    """Whether it is a tensor that lngen's functions take."""
-    strided = isinstance(x, Tensor) and x.layout is torch.strided and not x.is_nested
-    return strided and x.device.type in ("cpu", "cuda", "meta")
-
-
-def _weight(module: nn.Module, name: str) -> Any:
-    own = module._parameters  # getattr would look elsewhere first
-    return own[name] if name in own else getattr(module, name, None)
-
-
-def eps_name(module: nn.Module) -> str | None:
-    """The attribute that holds the module's eps; nn.RMSNorm's may be None."""
-    for name in EPS_NAMES:
-        if isinstance(getattr(module, name, ""), int | float | None):
-            return name
-    return None
 
 
 def probe(module: nn.Module) -> Variant | str:
@@ -154,7 +62,7 @@ def probe(module: nn.Module) -> Variant | str:
         return shown
     gated = len(taken) == 2
     reasons, errors = [], []
-    for forms in (ROWS,) if gated else (ROWS, IMAGES):
+    for forms in (ROWS,) if gated or heads_of(module) else (ROWS, IMAGES):
         try:
             with torch.inference_mode(False), torch.autocast("cpu", enabled=False), _random_state_kept(), _eager():
                 found = _Probe(module, forms, gated).choose()
@@ -193,7 +101,8 @@ class _Probe:
     """
 
     def __init__(self, module: nn.Module, forms: tuple[Form, ...], gated: bool) -> None:
-        self.module, self.forms, weight = module, forms, module._parameters.get("weight")
+        self.module, weight, heads = module, module._parameters.get("weight"), heads_of(module)
+        self.forms = tuple(partial(_by_heads, form, heads) for form in forms) if heads else forms
         self.dtype = None if weight is None else weight.dtype
         self.found: dict[Pair, dict[Variant, Tensor]] = {}
         self.failed: dict[Pair, Exception] = {}
@@ -207,7 +116,9 @@ class _Probe:
         self.random = {"generator": generator, "dtype": torch.float32, "device": "cpu"}  # whatever the defaults are
         self.weights = {n: self._weights(p) for n, p in module._parameters.items() if p is not None}
         eps = eps_name(module)
-        x = self._rows(int(shape[-1]), float((getattr(module, eps) if eps else USUAL_EPS[0]) or 0.0))
+        x = self._rows(
+            math.prod(shape) if heads else int(shape[-1]), float((getattr(module, eps) if eps else USUAL_EPS[0]) or 0.0)
+        )
         self.inputs = (x, 4 * torch.randn(x.shape, **self.random)) if gated else (x,)
 
     def choose(self) -> Variant | str:
@@ -375,38 +286,8 @@ class _Probe:
         return x
 
 
-def candidates(module: nn.Module, gated: bool = False, channels_first: bool = False) -> Iterator[Variant]:
-    """lngen's norms with the weights that the module has; those that are the same for all dtypes once."""
-    name = eps_name(module)
-    weighted, biased = (module._parameters.get(n) is not None for n in ("weight", "bias"))
-    for eps in USUAL_EPS if name is None else (name,):
-        every = _gated if gated else _plain
-        for variant in every(eps, weighted, biased):
-            yield replace(variant, channels_first=channels_first)
-
-
-def _plain(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
-    yield Variant("layer_norm", eps)
-    if weighted:
-        yield Variant("layer_norm", eps, zero_centred=True)
-        yield Variant("layer_norm", eps, "nemotron")
-    if biased:
-        return
-    yield Variant("rms_norm", eps)
-    if weighted:
-        for casts in ("t5", "llama"):  # on a tie the first: T5 gives fewer pairs a dtype that lngen has
-            yield Variant("rms_norm", eps, casts)
-            yield Variant("rms_norm", eps, casts, zero_centred=True)
-        yield Variant("rms_norm", eps, "gemma")
-
-
-def _gated(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
-    for act, gate_first in product(GATES, (False, True)):
-        yield Variant("gated_layer_norm", eps, act=act, gate_first=gate_first)
-        if biased:
-            continue
-        for casts in ("once", "t5", "llama") if weighted else ("once",):
-            yield Variant("gated_rms_norm", eps, casts, act=act, gate_first=gate_first)
+def _by_heads(form: Form, heads: tuple[int, ...], x: Tensor) -> Tensor:
+    return form(x).unflatten(-1, heads)
 
 
 def agree(own: Any, y: Tensor) -> bool:

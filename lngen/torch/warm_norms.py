@@ -14,8 +14,8 @@ from lngen.launch.runtime.launcher import device_count
 from lngen.launch.runtime.warming import begin_unseen
 from lngen.torch.graph_ops import OPS
 from lngen.torch.graph_way import OfGraph
-from lngen.torch.probe import Variant
 from lngen.torch.torch_functions import GATED_LAYER_NORM, GATED_RMS_NORM, LAYER_NORM, RMS_NORM, keys_of
+from lngen.torch.variants import Variant
 
 DIRECT = {
     "layer_norm": LAYER_NORM,
@@ -38,7 +38,7 @@ class Wanted(NamedTuple):
     def by(cls, module: Any, dtype: torch.dtype) -> Wanted | None:
         """That of a patched norm, which is to be on GPU 0 if it is on none; without weights its rows have ``dtype``.
 
-        None if only its rows tell their length.
+        None if only its rows tell their length, and for norms that no function of its own computes.
         """
         own = {name: module._parameters.get(key) for name, key in (("gamma", "weight"), ("beta", "bias"))}
         there = {name: p for name, p in own.items() if p is not None}
@@ -47,7 +47,8 @@ class Wanted(NamedTuple):
         at = first.device.index if first is not None and first.device.type == "cuda" else 0
         weights = tuple((name, p.dtype, p.requires_grad) for name, p in there.items())
         rows = dtype if first is None else first.dtype
-        return cls(module.variant, math.prod(shape), rows, weights, at) if shape else None
+        known = shape and module.variant.kind in DIRECT
+        return cls(module.variant, math.prod(shape), rows, weights, at) if known else None
 
     def makers(self) -> list[Callable[[], Any]]:
         """Of the calls that a step may take: without gradients, with them, and backward."""

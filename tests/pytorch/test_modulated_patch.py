@@ -128,3 +128,50 @@ def test_hooks_inside_and_other_shapes_keep_the_own_forward(calls: list[str]) ->
     assert calls == ["ada_layer_norm"]
     module(torch.randn(2, WIDTH), torch.randn(2, WIDTH))  # no rows of samples: [2, 2, D]
     assert calls == ["ada_layer_norm"]
+
+
+# ---- norms of heads ----
+
+
+class HeadNorm(nn.Module):  # type: ignore[misc]
+    """LayerNorm of each head in float32, with weights of its own."""
+
+    def __init__(self, heads: int, features: int) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.randn(heads, features)), 1e-5
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        far = x - x.mean(-1, keepdim=True)
+        y = far * torch.rsqrt(far.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * y).to(hidden_states.dtype)
+
+
+class HeadRootNorm(HeadNorm):
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        x = hidden_states.float()
+        y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * y).to(hidden_states.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("cls", "kind"), [(HeadNorm, "head_layer_norm"), (HeadRootNorm, "head_rms_norm")])
+def test_norms_of_heads_are_taken(cls: type[HeadNorm], kind: str, dtype: torch.dtype) -> None:
+    own = cls(4, 32).to(dtype)
+    module = copy.deepcopy(own)
+    assert L.patch(module).patched == {"": kind}
+    x = torch.randn(2, 5, 4, 32).to(dtype).requires_grad_()
+    found, wanted = module(x), own(x)
+    torch.testing.assert_close(found, wanted, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-5)
+    dy = torch.randn_like(found)
+    gradients = [torch.autograd.grad(y, [x, m.weight], dy) for y, m in ((found, module), (wanted, own))]
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-3
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+    other = torch.randn(5, 4, 2, 32).to(dtype)
+    with pytest.raises(RuntimeError, match="must match the size"):  # its own forward's words
+        module(other)
+
+
+def test_heads_of_another_length_are_left() -> None:
+    assert "its weight has 2 dimensions" in L.patch(HeadNorm(4, 24)).left[""]

@@ -17,7 +17,8 @@ from torch.nn.utils import parametrize
 
 import lngen.torch as L
 from lngen.torch import patching
-from lngen.torch.probe import ELEMENTS, F32_UNITS, SHARE, UNITS, Variant, agree
+from lngen.torch.probe import ELEMENTS, F32_UNITS, SHARE, UNITS, agree
+from lngen.torch.variants import Variant
 
 D = 48
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

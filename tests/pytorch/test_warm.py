@@ -22,7 +22,7 @@ from lngen.launch import direct  # noqa: E402
 from lngen.launch.runtime import warming  # noqa: E402
 from lngen.launch.runtime.launcher import live_gpu  # noqa: E402
 from lngen.torch import patching  # noqa: E402
-from lngen.torch.probe import Variant  # noqa: E402
+from lngen.torch.variants import Variant  # noqa: E402
 from remembering import Remembering, remembering  # noqa: E402
 
 D = 64
