@@ -4,7 +4,7 @@
 //   schedule   :
 //     form=tma,threads=64,rows_per_block=2,vec=8,blocks_per_sm=2,stages=3,row_in_registers=yes,early_release=yes
 //   launch 1   : rows, grid min(252, M), block 128, at least 98304 bytes of dynamic shared memory; no launch for M = 0
-//   launch 2   : finish, grid 24 x min(126, M), block 128; no launch for M = 0
+//   launch 2   : finish, grid 96 x min(126, M), block 128; no launch for M = 0
 //   workspace  : sum_dy_partials_: f32[3072 * stretches of M / n rows]; sum_dy_xhat_partials_: f32[3072 * stretches of
 //     M / n rows]
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
@@ -80,7 +80,7 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
     __syncthreads();
 
     // Each row group prefetches its first row to L2 while the previous kernel ends.
-    const long long group_first_ = stream_.following();
+    const long long group_first_ = stream_.first_row();
     if (group_first_ < rows_) {
         const RowPlace place_(group_first_, inner_);
         prefetch_l2<Row>(row_of(dy_ptr_, place_, dy_outer_, dy_stride_) + Row::first_column(), Row::columns());
@@ -95,21 +95,9 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
 
     const float one = 1.0f;        // %one = const {dtype=f32, value=1.0}
     const float d_size = 3072.0f;  // %d_size = const {dtype=f32, value=3072.0}
-    // The first row's numbers are loaded before the weights and the rows. The empty asm keeps that order, which
-    // the compiler would change.
-    float mean_next_ = {};
-    if (group_first_ < rows_) mean_next_ = load_scalar<UnmovedLoad4>(mean_ptr_ + group_first_);
-    float rstd_next_ = {};
-    if (group_first_ < rows_) rstd_next_ = load_scalar<UnmovedLoad4>(rstd_ptr_ + group_first_);
-    asm volatile("" ::: "memory");
-    float sum_dy_sums_[Row::VECTORS][Row::N];
-    begin_column_sums<Add<float>, Row>(sum_dy_sums_);
-    float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
-    begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
     float* sums_buffer_ = reinterpret_cast<float*>(ring_ + /* bytes */ 73728);
 
-    const auto fill_stage_ = [&](unsigned char* stage_, long long row_, unsigned long long* full_) {
-        const RowPlace place_ = stream_.ahead.place(row_);
+    const auto fill_stage_ = [&](unsigned char* stage_, const RowPlace& place_, unsigned long long* full_) {
         mbarrier_arrive_expect(full_, Row::columns() * (sizeof(bf16) + sizeof(bf16)));
         tma_load(stage_, row_of(dy_ptr_, place_, dy_outer_, dy_stride_) + Row::first_column(),
             Row::columns() * sizeof(bf16), full_);
@@ -117,98 +105,106 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
             Row::columns() * sizeof(bf16), full_);
     };
     stream_.prime(fill_stage_);
-    // `rows_ >> 63` is 0, so the parity is unchanged; but the statement uses every value loaded above, so the loads
-    // complete here. Otherwise the wait falls inside the row loop and also waits for newer loads.
-    stream_.parity ^= (bits_of(mean_next_) ^ bits_of(rstd_next_)) & static_cast<unsigned>(rows_ >> 63);
-
     #pragma unroll 1
-    while (stream_.next()) {
-        const long long following_ = stream_.following();
-        const float mean = mean_next_;
-        mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + following_);
-        const float rstd = rstd_next_;
-        rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + following_);
-        stream_.wait();
-        const RowPlace place_ = stream_.place(stream_.row_or_last(stream_.row));
-        const auto* dy_shared_ = stream_.shared<bf16>(/* byte */ 0);
-        const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 6144);
-        Vec<bf16, Row::N> dy_row_[Row::VECTORS];
-        load_row<Row, PlainLoad>(dy_row_, dy_shared_);
-        Vec<bf16, Row::N> x_row_[Row::VECTORS];
-        load_row<Row, PlainLoad>(x_row_, x_shared_);
+    while (stream_.next_stretch()) {
+        float mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.following());
+        float rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.following());
+        float sum_dy_sums_[Row::VECTORS][Row::N];
+        begin_column_sums<Add<float>, Row>(sum_dy_sums_);
+        float sum_dy_xhat_sums_[Row::VECTORS][Row::N];
+        begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
+        // `rows_ >> 63` is 0, so the parity is unchanged; but the statement uses every value loaded above, so the loads
+        // complete here. Otherwise the wait falls inside the row loop and also waits for newer loads.
+        stream_.parity ^= (bits_of(mean_next_) ^ bits_of(rstd_next_)) & static_cast<unsigned>(rows_ >> 63);
 
-        // ---- reduce: mean_dy_gain_sum, mean_dy_modulated_sum ----
-        float mean_dy_gain_sum, mean_dy_modulated_sum;
-        row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gain_sum_acc_,
-            float& mean_dy_modulated_sum_acc_) {
-            const auto scale = load<Row, ReadOnlyLoad>(scale_ptr_ + place_.quotient * scale_outer_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
-                const float scale32 = f32_from_bf16(scale[i_]);     // %scale32 = cast %scale {to=f32}
-                const float xc = x32 - mean;                        // %xc = sub %x32, %mean
-                const float xhat = xc * rstd;                       // %xhat = mul %xc, %rstd
-                const float gain = one + scale32;                   // %gain = add %one, %scale32
-                const float modulated = xhat * gain;                // %modulated = mul %xhat, %gain
-                const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gain = dy32 * gain;                  // %dy_gain = mul %dy32, %gain
-                // %mean_dy_gain_sum = reduce_sum %dy_gain {axis=D, chunk=8, segment=3072}
-                mean_dy_gain_sum_acc_ = mean_dy_gain_sum_acc_ + dy_gain;
-                // %mean_dy_modulated_sum = reduce_dot %dy32, %modulated {axis=D, chunk=8, segment=3072}
-                mean_dy_modulated_sum_acc_ = fmaf(dy32, modulated, mean_dy_modulated_sum_acc_);
-            }
-        }, mean_dy_gain_sum, mean_dy_modulated_sum);
-        warp_barrier<Row>();
-        stream_.release(fill_stage_);
-        const float mean_dy_gain = mean_dy_gain_sum / d_size;    // %mean_dy_gain = div %mean_dy_gain_sum, %d_size
-        // %mean_dy_modulated = div %mean_dy_modulated_sum, %d_size
-        const float mean_dy_modulated = mean_dy_modulated_sum / d_size;
-        const float mean_dy_modulated_neg = -mean_dy_modulated;  // %mean_dy_modulated_neg = neg %mean_dy_modulated
+        #pragma unroll 1
+        while (stream_.next()) {
+            const float mean = mean_next_;
+            mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.following());
+            const float rstd = rstd_next_;
+            rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.following());
+            stream_.wait();
+            const RowPlace place_ = stream_.place(stream_.row_or_last(stream_.row));
+            const auto* dy_shared_ = stream_.shared<bf16>(/* byte */ 0);
+            const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 6144);
+            Vec<bf16, Row::N> dy_row_[Row::VECTORS];
+            load_row<Row, PlainLoad>(dy_row_, dy_shared_);
+            Vec<bf16, Row::N> x_row_[Row::VECTORS];
+            load_row<Row, PlainLoad>(x_row_, x_shared_);
 
-        // ---- column sums: sum_dy, sum_dy_xhat; store: dx ----
-        #pragma unroll
-        for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
-            Vec<bf16, Row::N> dx_out_;
-            const auto scale = load<Row, ReadOnlyLoad>(scale_ptr_ + place_.quotient * scale_outer_, v_);
-            for (int i_ = 0; i_ < Row::N; ++i_) {
-                const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
-                const float scale32 = f32_from_bf16(scale[i_]);     // %scale32 = cast %scale {to=f32}
-                const float xc = x32 - mean;                        // %xc = sub %x32, %mean
-                const float xhat = xc * rstd;                       // %xhat = mul %xc, %rstd
-                const float gain = one + scale32;                   // %gain = add %one, %scale32
-                const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
-                const float dy_gain = dy32 * gain;                  // %dy_gain = mul %dy32, %gain
-                const float dx32_part = dy_gain - mean_dy_gain;     // %dx32_part = sub %dy_gain, %mean_dy_gain
-                // %dx32_part_1 = fma %xhat, %mean_dy_modulated_neg, %dx32_part
-                const float dx32_part_1 = fmaf(xhat, mean_dy_modulated_neg, dx32_part);
-                const float dx32 = rstd * dx32_part_1;              // %dx32 = mul %rstd, %dx32_part_1
-                const bf16 dx = bf16_from_f32(dx32);                // %dx = cast %dx32 {to=bf16}
-                // %sum_dy = reduce_sum %dy32 {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64, to=N}
-                if (stream_.has_row()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy32;
-                // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=2, interleave=16, least=16, long=4096,
-                //     stretch=64, to=N}
-                if (stream_.has_row()) sum_dy_xhat_sums_[v_][i_] = fmaf(dy32, xhat, sum_dy_xhat_sums_[v_][i_]);
-                dx_out_[i_] = dx;
+            // ---- reduce: mean_dy_gain_sum, mean_dy_modulated_sum ----
+            float mean_dy_gain_sum, mean_dy_modulated_sum;
+            row_sums<Add<float>, Row>(reduce_, [&](int v_, float& mean_dy_gain_sum_acc_,
+                float& mean_dy_modulated_sum_acc_) {
+                const auto scale = load<Row, ReadOnlyLoad>(scale_ptr_ + place_.quotient * scale_outer_, v_);
+                for (int i_ = 0; i_ < Row::N; ++i_) {
+                    const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
+                    const float scale32 = f32_from_bf16(scale[i_]);     // %scale32 = cast %scale {to=f32}
+                    const float xc = x32 - mean;                        // %xc = sub %x32, %mean
+                    const float xhat = xc * rstd;                       // %xhat = mul %xc, %rstd
+                    const float gain = one + scale32;                   // %gain = add %one, %scale32
+                    const float modulated = xhat * gain;                // %modulated = mul %xhat, %gain
+                    const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
+                    const float dy_gain = dy32 * gain;                  // %dy_gain = mul %dy32, %gain
+                    // %mean_dy_gain_sum = reduce_sum %dy_gain {axis=D, chunk=8, segment=3072}
+                    mean_dy_gain_sum_acc_ = mean_dy_gain_sum_acc_ + dy_gain;
+                    // %mean_dy_modulated_sum = reduce_dot %dy32, %modulated {axis=D, chunk=8, segment=3072}
+                    mean_dy_modulated_sum_acc_ = fmaf(dy32, modulated, mean_dy_modulated_sum_acc_);
+                }
+            }, mean_dy_gain_sum, mean_dy_modulated_sum);
+            warp_barrier<Row>();
+            stream_.release(fill_stage_);
+            const float mean_dy_gain = mean_dy_gain_sum / d_size;    // %mean_dy_gain = div %mean_dy_gain_sum, %d_size
+            // %mean_dy_modulated = div %mean_dy_modulated_sum, %d_size
+            const float mean_dy_modulated = mean_dy_modulated_sum / d_size;
+            const float mean_dy_modulated_neg = -mean_dy_modulated;  // %mean_dy_modulated_neg = neg %mean_dy_modulated
+
+            // ---- column sums: sum_dy, sum_dy_xhat; store: dx ----
+            #pragma unroll
+            for (int v_ = 0; v_ < Row::VECTORS; ++v_) {
+                Vec<bf16, Row::N> dx_out_;
+                const auto scale = load<Row, ReadOnlyLoad>(scale_ptr_ + place_.quotient * scale_outer_, v_);
+                for (int i_ = 0; i_ < Row::N; ++i_) {
+                    const float x32 = f32_from_bf16(x_row_[v_][i_]);    // %x32 = cast %x {to=f32}
+                    const float scale32 = f32_from_bf16(scale[i_]);     // %scale32 = cast %scale {to=f32}
+                    const float xc = x32 - mean;                        // %xc = sub %x32, %mean
+                    const float xhat = xc * rstd;                       // %xhat = mul %xc, %rstd
+                    const float gain = one + scale32;                   // %gain = add %one, %scale32
+                    const float dy32 = f32_from_bf16(dy_row_[v_][i_]);  // %dy32 = cast %dy {to=f32}
+                    const float dy_gain = dy32 * gain;                  // %dy_gain = mul %dy32, %gain
+                    const float dx32_part = dy_gain - mean_dy_gain;     // %dx32_part = sub %dy_gain, %mean_dy_gain
+                    // %dx32_part_1 = fma %xhat, %mean_dy_modulated_neg, %dx32_part
+                    const float dx32_part_1 = fmaf(xhat, mean_dy_modulated_neg, dx32_part);
+                    const float dx32 = rstd * dx32_part_1;              // %dx32 = mul %rstd, %dx32_part_1
+                    const bf16 dx = bf16_from_f32(dx32);                // %dx = cast %dx32 {to=bf16}
+                    // %sum_dy = reduce_sum %dy32 {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64,
+                    //     to=N}
+                    if (stream_.has_row()) sum_dy_sums_[v_][i_] = sum_dy_sums_[v_][i_] + dy32;
+                    // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=2, interleave=16, least=16, long=4096,
+                    //     stretch=64, to=N}
+                    if (stream_.has_row()) sum_dy_xhat_sums_[v_][i_] = fmaf(dy32, xhat, sum_dy_xhat_sums_[v_][i_]);
+                    dx_out_[i_] = dx;
+                }
+                if (stream_.has_row()) store<Row, PlainStore>(row_of(dx_ptr_, place_, dx_outer_, dx_stride_), v_,
+                    dx_out_);
             }
-            if (stream_.has_row()) store<Row, PlainStore>(row_of(dx_ptr_, place_, dx_outer_, dx_stride_), v_, dx_out_);
         }
-        if (stream_.ends()) {  // ---- the partial column sums of the stretch ----
-            __syncthreads();
-            share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_sums_);
-            __syncthreads();
-            store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_partials_
-                + stream_.number() * /* leading */ 3072, sums_buffer_);
-            begin_column_sums<Add<float>, Row>(sum_dy_sums_);
-            __syncthreads();
-            share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_xhat_sums_);
-            __syncthreads();
-            store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_xhat_partials_
-                + stream_.number() * /* leading */ 3072, sums_buffer_);
-            begin_column_sums<Add<float>, Row>(sum_dy_xhat_sums_);
-        }
+
+        // ---- the partial column sums of the stretch ----
+        __syncthreads();
+        share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_sums_);
+        __syncthreads();
+        store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_partials_
+            + stream_.at.number * /* leading */ 3072, sums_buffer_);
+        __syncthreads();
+        share_column_sums<Row, /* unit */ 4>(sums_buffer_, sum_dy_xhat_sums_);
+        __syncthreads();
+        store_partial<Add<float>, Row, /* unit */ 4, EvictLastStore16>(sum_dy_xhat_partials_
+            + stream_.at.number * /* leading */ 3072, sums_buffer_);
     }
 }
 
-// ---- the finish: the partial sums of each set of rows are completed, a column a thread ----
+// ---- the finish: the partial sums of each set of rows are completed, 4 threads a column ----
 extern "C" __global__ void __launch_bounds__(128, 1)
 ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__finish(
     const long long rows_, const long long inner_, bf16* __restrict__ dshift_ptr_, const long long dshift_outer_,
@@ -220,23 +216,33 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__finish(
     pdl_trigger();
     pdl_wait();
     using Cut = Stretch</* rows */ 64, /* least */ 16, /* long */ 4096, /* groups */ 2>;
+    using Finish = SetFinish</* leading */ 3072, /* interleave */ 16, /* threads */ 4, /* columns */ 32>;
+    __shared__ float parts_[/* sums */ 2][/* threads */ 128];
     const long long of_a_set_ = Cut::count(inner_);
-    const int col_ = blockIdx.x * blockDim.x + threadIdx.x;
-    if (col_ >= /* D */ 3072) return;
+    const int col_ = blockIdx.x * Finish::COLUMNS + Finish::column();
     #pragma unroll 1
     for (long long set_ = blockIdx.y; set_ < rows_ / inner_; set_ += gridDim.y) {
-        const long long first_ = set_ * of_a_set_ * /* leading */ 3072 + col_;
-        // %sum_dy = reduce_sum %dy32 {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64, to=N}
-        const float sum_dy = stretch_total<Add<float>, /* leading */ 3072, /* interleave */ 16>(sum_dy_partials_
-            + first_, of_a_set_);
-        // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64,
-        //     to=N}
-        const float sum_dy_xhat = stretch_total<Add<float>, /* leading */ 3072,
-            /* interleave */ 16>(sum_dy_xhat_partials_ + first_, of_a_set_);
-        const bf16 dshift = bf16_from_f32(sum_dy);       // %dshift = cast %sum_dy {to=bf16}
-        const bf16 dscale = bf16_from_f32(sum_dy_xhat);  // %dscale = cast %sum_dy_xhat {to=bf16}
-        dshift_ptr_[set_ * dshift_outer_ + col_] = dshift;
-        dscale_ptr_[set_ * dscale_outer_ + col_] = dscale;
+        if (col_ < /* D */ 3072) {
+            const long long first_ = set_ * of_a_set_ * Finish::LEADING + col_;
+            const float sum_dy_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_partials_ + first_, of_a_set_);
+            const float sum_dy_xhat_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_xhat_partials_ + first_,
+                of_a_set_);
+            parts_[0][threadIdx.x] = sum_dy_part_;
+            parts_[1][threadIdx.x] = sum_dy_xhat_part_;
+        }
+        __syncthreads();
+        if (Finish::thread() == 0 && col_ < /* D */ 3072) {
+            // %sum_dy = reduce_sum %dy32 {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64, to=N}
+            const float sum_dy = stretch_total<Add<float>, Finish>(parts_[0]);
+            // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64,
+            //     to=N}
+            const float sum_dy_xhat = stretch_total<Add<float>, Finish>(parts_[1]);
+            const bf16 dshift = bf16_from_f32(sum_dy);       // %dshift = cast %sum_dy {to=bf16}
+            const bf16 dscale = bf16_from_f32(sum_dy_xhat);  // %dscale = cast %sum_dy_xhat {to=bf16}
+            dshift_ptr_[set_ * dshift_outer_ + col_] = dshift;
+            dscale_ptr_[set_ * dscale_outer_ + col_] = dscale;
+        }
+        __syncthreads();
     }
 }
 } }

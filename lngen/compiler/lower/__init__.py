@@ -41,7 +41,7 @@ from lngen.compiler.lower.cuda.policies import cut_type
 from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts, tables
 from lngen.compiler.lower.cut import Parts, column_graph, cut
-from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared
+from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared, set_threads
 from lngen.compiler.lower.nest import Nest, Style, nest
 from lngen.compiler.lower.plan import Buffer, Kernel, Plan, by_level
 from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
@@ -265,16 +265,27 @@ class _Lowering:
         return replace(kernel, phases=(), grid=grid, block=block, always=True, finish=finish)
 
     def _finish_of_sets(self, kernel: Kernel, sums: tuple[Sum, ...], stretch: Stretch) -> Kernel:
-        """The finish of sums by sets, a thread per column of a set; blocks take sets in turn."""
+        """The finish of sums by sets, some threads per column of a set; blocks take sets in turn."""
         p, statements = self.facts, kernel.phases[0].loops[0].element
-        handed = tuple(v.name for v in self.parts.of_sets)
+        handed, threads = tuple(v.name for v in self.parts.of_sets), set_threads(p.interleave)
+        columns = COLUMN_THREADS // threads
         return replace(
             kernel,
             template="finish_of_sets.cu.jinja",
             phases=(),
-            grid=(Extent(-(-p.d // COLUMN_THREADS)), Extent(per=1, limit=p.blocks)),
+            grid=(Extent(-(-p.d // columns)), Extent(per=1, limit=p.blocks)),
             block=COLUMN_THREADS,
-            finish=SetFinish(sums, statements, p.interleave, cut_type(stretch), leading_dimension(p), handed),
+            finish=SetFinish(
+                sums,
+                statements,
+                p.interleave,
+                cut_type(stretch),
+                leading_dimension(p),
+                handed,
+                threads=threads,
+                columns=columns,
+                shared=len(sums) * COLUMN_THREADS,
+            ),
         )
 
     def _over_sets(self, graph: Graph) -> Kernel:

@@ -87,6 +87,11 @@ def finish_of(s: Schedule, p: Problem, sums: tuple[Sum, ...], statements: tuple[
     )
 
 
+def set_threads(interleave: int) -> int:
+    """Threads of a column that complete the sum of a set: one for each of few partial sums, or for all of them."""
+    return interleave // 4 if interleave in (8, 16, 32) else 1
+
+
 def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
     """The row kernel with the finish after a grid barrier; the finish uses the shared memory of the rows."""
     assert rows.row is not None
@@ -127,6 +132,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
 # start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large
 # finish is spread over all. Both fractions are measured.
 OVER, OVER_CLUSTERS = 0.85, 0.485
+SET_BLOCKS = 8  # of the finish of sets, whose blocks are as many as there are sets: enough loads in flight
 
 
 def requested_shared(plan: Plan, registers: Mapping[str, int], device: Device) -> dict[str, int]:
@@ -142,7 +148,8 @@ def requested_shared(plan: Plan, registers: Mapping[str, int], device: Device) -
     finish = next((k for k in plan.kernels[1:] if follows and k.role in ("finish", "elementwise")), None)
     if finish and sum(_registers(k, registers) for k in (plan.kernels[0], finish)) > device.registers:
         shared = finish.finish.shared if finish.finish else 0
-        share = shared_by(-(-finish.grid[0](0) // _over(s, p, device)), device)
+        blocks = SET_BLOCKS if p.stretch else -(-finish.grid[0](0) // _over(s, p, device))
+        share = shared_by(blocks, device)
         requested[finish.name] = max(0, share - shared * p.real_size)
     return requested
 

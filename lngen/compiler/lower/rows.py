@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns
+from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns, is_of_set
 from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import named, tensors
@@ -37,6 +37,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         results=results,
         cached=_cached(s, p),
         columns=columns,
+        sets=tensors(filter(is_of_set, graph.params)) if s.cached_weights and p.stretch and p.column_sums else (),
         widened=columns if _widened(graph, s, p) else (),
         ahead=row_inputs if staged and not s.dynamic else (),
         at_start=row_inputs if s.dynamic else (),

@@ -123,7 +123,12 @@ def partial_rows(s: Schedule, p: Problem) -> int:
 
 def row_blocks(s: Schedule, p: Problem) -> int:
     """Blocks, or clusters, of a persistent grid that adds column sums; those of sets take any number of stretches."""
-    return p.blocks * s.blocks_per_sm if p.stretch else partial_rows(s, p)
+    return (s.grid or p.blocks * s.blocks_per_sm) if p.stretch else partial_rows(s, p)
+
+
+def has_grid(s: Schedule, p: Problem) -> bool:
+    """True if the number of blocks of a persistent grid is free: the graph's order of sums does not fix it."""
+    return s.form != "multipass" and p.stretch is not None if p.column_sums else s.form in STAGED
 
 
 def stage_bytes(s: Schedule, p: Problem) -> int:

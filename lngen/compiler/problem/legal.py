@@ -14,6 +14,7 @@ from lngen.compiler.problem.footprint import (
     column_block,
     dynamic_shared,
     exchanged_values,
+    has_grid,
     rows_of_a_block,
     static_shared,
     vectors_per_thread,
@@ -188,8 +189,11 @@ def _store_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 def _grid_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
     """The rule for the grid."""
     yield (
-        s.grid >= 1 if s.form in STAGED and not p.column_sums else s.grid == 0,
-        lambda: f"grid is at least 1 with form={ANY_STAGED} and no column sums, else 0, got {s.grid}",
+        s.grid == 0 or has_grid(s, p) if p.column_sums else (s.grid > 0) == has_grid(s, p),
+        lambda: (
+            f"grid is at least 1 with form={ANY_STAGED} and no column sums, at least 0 with sums of sets in any form "
+            f"but multipass, else 0, got {s.grid}"
+        ),
     )
 
 

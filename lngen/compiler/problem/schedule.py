@@ -41,7 +41,8 @@ class Schedule:
     stages            tma, tma_unaligned, cp_async: pipeline stages of a row group, one row per stage
     cluster           tma, tma_unaligned, registers without column sums: blocks that share a row, each with its own
                       segments
-    grid              tma, cp_async without column sums: blocks, or clusters, of the persistent grid
+    grid              tma, cp_async without column sums, or any form with sums of sets: blocks, or clusters, of the
+                      persistent grid; sums of sets without a grid have as many as other column sums
     tma_store         tma, tma_unaligned, of one block always: results leave through shared memory, by bulk copies
     cached_weights    tma, tma_unaligned, cp_async: [D] inputs stay in registers from row to row; registers without
                       column sums: they are loaded together with the row, not where they are used

@@ -163,7 +163,7 @@ def features(c: Schedules, p: Problem, rows: int, device: Device) -> Features:
         groups=c.field("rows_per_block"),
         cluster=c.field("cluster"),
         clusters=clusters,
-        grid=c.each(lambda s: row_blocks(s, p), "form", "rows_per_block", "blocks_per_sm")
+        grid=c.each(lambda s: row_blocks(s, p), "form", "rows_per_block", "blocks_per_sm", "grid")
         if p.column_sums
         else clusters,
         rows_ahead=np.where(staged, ahead, np.where(prefetch, PREFETCHED_ROWS, 1)),

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from lngen.compiler.devices import Device, default_device
 from lngen.compiler.problem import ANY, STAGED, Problem, Schedule
 from lngen.compiler.problem.facts import WARP
-from lngen.compiler.problem.footprint import has_room, most_blocks, partial_rows, rows_of_a_block, whole_groups
+from lngen.compiler.problem.footprint import (
+    has_grid,
+    has_room,
+    most_blocks,
+    partial_rows,
+    rows_of_a_block,
+    whole_groups,
+)
 from lngen.compiler.problem.legal import RULES, Rules, is_legal
 from lngen.compiler.problem.schedule import FORMS, MAX_CLUSTER
 
@@ -142,6 +149,7 @@ def in_one_block(p: Problem, device: Device) -> bool:
 # Limits beyond legality, by the fields on which they depend: room on the GPU, and what may be worth a try.
 Worth = tuple[str, Callable[[Problem, Device, Schedule], bool]]
 WORTH_IN_ROOM: tuple[Worth, ...] = (
+    ("form grid", lambda p, device, s: s.grid > 0 or not has_grid(s, p)),
     ("cluster grid", lambda p, device, s: not s.grid or device.resident_clusters(s.cluster) > 0),
     (
         "form cluster",

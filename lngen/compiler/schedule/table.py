@@ -12,7 +12,7 @@ from typing import Any
 
 from lngen.compiler.devices import Device, device_for
 from lngen.compiler.problem import ANY, Problem, Schedule, is_legal, parse_schedule
-from lngen.compiler.problem.footprint import BULK, has_room, whole_groups
+from lngen.compiler.problem.footprint import BULK, has_grid, has_room, whole_groups
 
 # Equations per element: norms and their sums have at most so many. Rows with more, and forward with results of 8 bits,
 # have entries of their own. Up to LIKE_NORMS they take those of norms where they have none, as softmax does.
@@ -153,8 +153,7 @@ def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
 
 def fitted(entry: Schedule, p: Problem, device: Device, key: Key) -> list[Schedule]:
     """The entry of ``key`` with the accesses and the grid for these rows, and about as many bytes in flight."""
-    staged = entry.stages > 0 and not p.column_sums
-    grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if staged else 0
+    grid = device.resident_clusters(entry.cluster) * entry.blocks_per_sm if has_grid(entry, p) else 0
     s = replace(entry, vec=p.run, grid=grid)
     own = key_of(p)
     if own.more == key.more:

@@ -19,7 +19,7 @@ struct StretchCpAsyncStream : StretchRows<Row, GRID, Cut> {
     int stage = STAGES - 1;
     bool begun = false;
     __device__ __forceinline__ StretchCpAsyncStream(long long rows, long long per_set, unsigned char* ring)
-        : Rows{rows, per_set}, ahead{rows, per_set}, ring(ring) {}
+        : Rows(rows, per_set), ahead(rows, per_set), ring(ring) {}
     __device__ __forceinline__ unsigned char* slot(int s) const {
         return ring + (s * Row::ROWS + Row::group()) * STAGE_BYTES;
     }
@@ -28,15 +28,16 @@ struct StretchCpAsyncStream : StretchRows<Row, GRID, Cut> {
     }
 
     template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s) {
-        if (ahead.next()) copy_row(slot(s), ahead.row_or_last(ahead.row));
+        if (ahead.next_of_all()) copy_row(slot(s), ahead.place());
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {
         for (int s = 0; s < STAGES; ++s) fill(copy_row, s);
     }
     __device__ __forceinline__ bool next() {
+        if (!Rows::next()) return false;
         if (++stage == STAGES) stage = 0;
-        return Rows::next();
+        return true;
     }
     // As those of CpAsyncStream.
     __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 2) : "memory"); }

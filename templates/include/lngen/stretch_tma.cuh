@@ -10,27 +10,34 @@
 
 namespace lngen {
 
-// The rows that are copied run ahead of those that are added.
+// The rows that are copied run ahead of those that are added. Where they are is in shared memory: one thread of a row
+// group copies them, and all would have registers for it.
 template <typename Row, int GRID, int STAGES, int STAGE_BYTES, bool EARLY, typename Cut>
 struct StretchTmaStream : StretchRows<Row, GRID, Cut>, TmaRing<Row, STAGES, STAGE_BYTES> {
     using Rows = StretchRows<Row, GRID, Cut>;
     using Ring = TmaRing<Row, STAGES, STAGE_BYTES>;
-    Rows ahead;
+    struct Buffers : Ring::Buffers { typename Rows::Place ahead[Row::ROWS]; };
+    typename Rows::Place& ahead;
     bool begun = EARLY;
     __device__ __forceinline__ StretchTmaStream(
-        long long rows, long long per_set, unsigned char* ring, typename Ring::Buffers& buffers)
-        : Rows{rows, per_set}, Ring(ring, buffers), ahead{rows, per_set} {}
+        long long rows, long long per_set, unsigned char* ring, Buffers& buffers)
+        : Rows(rows, per_set), Ring(ring, buffers), ahead(buffers.ahead[Row::group()]) {
+        if (Row::thread() == 0) ahead = this->at;
+    }
 
     template <typename CopyRow> __device__ __forceinline__ void fill(CopyRow copy_row, int s) {
-        if (ahead.next() && Row::thread() == 0)
-            copy_row(this->slot(s), ahead.row_or_last(ahead.row), &this->full[s][Row::group()]);
+        if (Row::thread() > 0) return;
+        Rows copied(this->rows, this->per_set, ahead);
+        if (copied.next_of_all()) copy_row(this->slot(s), copied.place(), &this->full[s][Row::group()]);
+        ahead = copied.at;
     }
     template <typename CopyRow> __device__ __forceinline__ void prime(CopyRow copy_row) {
         for (int s = 0; s < STAGES; ++s) fill(copy_row, s);
     }
     __device__ __forceinline__ bool next() {
+        if (!Rows::next()) return false;
         this->advance();
-        return Rows::next();
+        return true;
     }
     // As that of TmaStream.
     template <typename CopyRow> __device__ __forceinline__ void release(CopyRow copy_row) {

@@ -127,6 +127,15 @@ def test_every_form_adds_in_the_order(form: str) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("grid", [1, 5, 264])
+def test_a_grid_decides_no_bit(grid: int) -> None:
+    """A set of 65 stretches, which are added in 16 partial sums; a block has all of them, some, or one or none."""
+    kept = "stages=2,cached_weights=yes,row_in_registers=yes,early_release=yes"
+    schedule = f"form=tma,threads=64,rows_per_block=8,vec=8,grid={grid},{kept}"
+    executed("ada_layernorm.bwd:d=1024,dtype=bf16,stretch=8", schedule, 515, 1)
+
+
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
 @pytest.mark.parametrize("text", SPECS)
 def test_default_schedules(text: str, arch: str) -> None:

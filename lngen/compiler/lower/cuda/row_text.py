@@ -70,6 +70,7 @@ class RowKernel:
     cached            when cached [D] inputs are loaded into registers: first, late (after the loads of the first rows),
                       with the row, or not at all ("")
     columns           the [D] inputs
+    sets              the [N, D] inputs that stay in registers while the rows of a set are added
     widened           the cached [D] inputs that are f16, and are widened once
     ahead, at_start   the [M] inputs that are loaded one row ahead, and those that are loaded when the row is there
     in_registers      the [M, D] inputs that go from a stage to registers
@@ -87,6 +88,7 @@ class RowKernel:
     results: tuple[Place, ...] = ()
     cached: str = ""
     columns: tuple[Tensor, ...] = ()
+    sets: tuple[Tensor, ...] = ()
     widened: tuple[Tensor, ...] = ()
     ahead: tuple[Tensor, ...] = ()
     at_start: tuple[Tensor, ...] = ()
@@ -122,15 +124,10 @@ class RowKernel:
         return self.problem.stretch is not None and self.problem.column_sums > 0
 
     @property
-    def keeps_sets(self) -> bool:
-        """True if inputs of a set of rows stay in registers while its rows are added."""
-        return self.by_stretches and self.schedule.cached_weights
-
-    @property
     def first_row(self) -> str:
         """C++: the first row of a row group of a persistent grid, for the prefetch."""
         return (
-            "stream_.following()"
+            "stream_.first_row()"
             if self.by_stretches
             else ("static_cast<long long>(Row::grid_index()) * Row::ROWS + Row::group()")
         )
@@ -138,16 +135,16 @@ class RowKernel:
     @property
     def has_rows(self) -> str:
         """C++: true if a block of a persistent grid has rows."""
-        return "group_first_ < rows_" if self.by_stretches else "stream_.block_first_row < rows_"
+        return "stream_.block_first_row < rows_"
 
     @property
     def first_or_last(self) -> str:
         """C++: the first row of a row group, or the last row."""
-        return "group_first_" if self.by_stretches else "stream_.row_or_last(group_first_)"
+        return "stream_.row_or_last(group_first_)"
 
     @property
     def next_row(self) -> str:
-        """C++: the next row of a row group, or the last row."""
+        """C++: the next row of a row group, or the last row; of a stretch."""
         return "stream_.following()" if self.by_stretches else "stream_.row_or_last(stream_.row + stream_.STEP)"
 
     @property
@@ -182,7 +179,7 @@ class RowKernel:
         """C++: bits of every value that is loaded before the row loop and awaited there, by streams with a parity."""
         if not self.ahead or self.schedule.form == "cp_async":
             return ()
-        weights = self.columns if self.schedule.cached_weights else ()
+        weights = (*self.columns, *self.sets) if self.schedule.cached_weights else ()
         return (
             *(f"bits_of({t.name}_next_)" for t in self.ahead),
             *(f"vector_bits<Row>({t.name}_cached_)" for t in weights),
@@ -231,7 +228,7 @@ class RowKernel:
 
     def partials(self, column_sum: Sum) -> str:
         """C++: the block's row of partial sums of a column sum."""
-        number = "stream_.number()" if self.by_stretches else "static_cast<long long>(Row::grid_index())"
+        number = "stream_.at.number" if self.by_stretches else "static_cast<long long>(Row::grid_index())"
         offset = f"{number} * /* leading */ {leading_dimension(self.problem)}"
         return f"{column_sum.partials} + {offset}"
 
@@ -361,7 +358,7 @@ def _access(v: Value, row: RowKernel, of_row: str) -> tuple[str, str]:
         return f"{v.name}_row_[v_][i_]", ""
     if of_row:
         return f"{name}[i_]", f"const auto {name} = load<Row, ReadOnlyLoad>({of_row}, v_);"
-    if v.type.axes == WIDE or (is_of_set(v) and not row.keeps_sets) or not s.cached_weights:
+    if v.type.axes == WIDE or (is_of_set(v) and not row.sets) or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
     if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
         return f"{name}[i_]", f"const auto {name} = packed({v.name}_cached_[v_]);"
