@@ -20,7 +20,7 @@ import numpy as np
 
 from lngen.compiler.graphs import GRAPHS, Definition, GraphBuilder
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import SUMS, D, DType, Graph, M, Value
+from lngen.compiler.ir import SUMS, D, DType, Graph, M, Value, sets_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.spec import Spec, parse_spec
 from lngen.files import write_all
@@ -40,9 +40,10 @@ DTYPES = ("f32", "f16", "bf16", "f64", "bf16,weight=f32", "f32,out=bf16", "bf16,
 OWN_DTYPES = ("f32", "bf16")
 DIRECTIONS = ("fwd", "bwd")
 DIGITS = 12
-NUMBERS = ("chunk", "run", "segment", "groups", "blocks")
+NUMBERS = ("chunk", "run", "segment", "groups", "blocks", "stretch", "least", "long")
 
 FEW_ROWS, MANY_ROWS = 3, 300
+LENGTHS_OF_SETS, ROWS_OF_SETS = (33, 100, 1000, 1024), (1030, 4100)  # sets from 1024 and from 4096 rows on
 SHORT = 4096  # rows of up to so many elements are cheap enough for many of them
 
 
@@ -85,20 +86,21 @@ def functions(b: GraphBuilder) -> None:
 
 OWN = (Definition("peak_scale", peak_scale), Definition("add_norm", add_norm))
 NORMS = ("layernorm", "rmsnorm")
-# The orders of sums over the rows of sets, and over heads, are not frozen yet.
-FROZEN = {name: d for name, d in GRAPHS.items() if d.group not in ("modulation", "heads")}
+# The order of sums over heads is not frozen yet.
+FROZEN = {name: d for name, d in GRAPHS.items() if d.group != "heads"}
 GRAPHS_BY_NAME = {**FROZEN, **{d.name: d for d in (*OWN, Definition("functions", functions))}}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A spec and a number of rows; ``row`` and ``column`` are its place in the file."""
+    """A spec and a number of rows, which are so many sets; ``row`` and ``column`` are its place in the file."""
 
     graph: str
     direction: str
     d: int
     dtype: str
     rows: int = FEW_ROWS
+    sets: int = 0
 
     @property
     def row(self) -> str:
@@ -106,7 +108,8 @@ class Case:
 
     @property
     def column(self) -> str:
-        return self.dtype if self.rows == FEW_ROWS else f"{self.dtype} rows={self.rows}"
+        rows = f" rows={self.rows}" if self.rows != FEW_ROWS else ""
+        return f"{self.dtype}{rows}{f' sets={self.sets}' if self.sets else ''}"
 
     def __str__(self) -> str:
         return f"{self.row},dtype={self.column}"
@@ -125,6 +128,9 @@ def cases(d: int) -> Iterator[Case]:
         yield Case("layernorm", "bwd", d, "bf16", MANY_ROWS)
         yield Case("rmsnorm", "bwd", d, "f32,blocks=5", MANY_ROWS)
         yield Case("rmsnorm", "bwd", d, "bf16,blocks=40", MANY_ROWS)
+        yield Case("ada_layernorm", "bwd", d, "bf16", MANY_ROWS, sets=2)
+    if d in LENGTHS_OF_SETS:
+        yield from (Case("ada_layernorm", "bwd", d, "bf16,gate=yes", n, sets=1) for n in ROWS_OF_SETS)
 
 
 CASES = tuple(case for d in LENGTHS for case in cases(d))
@@ -134,7 +140,7 @@ def digest(case: Case) -> str:
     """What the file says of a case: the first hex digits of a SHA-256 of the order and of every result."""
     spec = parse_spec(f"{case.row},dtype={case.dtype}", GRAPHS_BY_NAME)
     graph = spec.trace()["order_sums"]  # which has a result for every gradient, also for those that are stored once
-    results = interpret(graph, {p.name: numbers(p, case.rows, spec) for p in graph.params})
+    results = interpret(graph, {p.name: numbers(p, case, spec) for p in graph.params})
     digest = hashlib.sha256(order_of(graph).encode())
     for result in graph.results:
         array = results[result.name]
@@ -160,12 +166,14 @@ def order_of(graph: Graph) -> str:
     return str(sorted(found.items()))
 
 
-def numbers(value: Value, rows: int, spec: Spec) -> Array:
+def numbers(value: Value, case: Case, spec: Spec) -> Array:
     """Numbers between -8 and 8 with as many bits as the dtype has, from a hash of the input's name and the place.
 
     Products of powers of two and whole numbers: exact in the dtype, so that nothing is rounded here.
     """
-    shape = value.type.shape(rows, spec.d)
+    shape = value.type.shape(case.rows, spec.d)
+    if case.sets and sets_of(spec.forward()) in value.type.axes:
+        shape = case.sets, *shape[1:]
     seed = int.from_bytes(hashlib.sha256(value.name.encode()).digest()[:8], "little")
     bits = mixed(np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed))
     significant = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}[value.type.dtype]

@@ -9,7 +9,7 @@ import pytest
 import digests
 import sampling
 from digests import CASES, LENGTHS, Case
-from lngen.compiler.ir import Graph, is_column_fold
+from lngen.compiler.ir import Graph, is_column_fold, is_set_fold
 from lngen.compiler.passes import order
 from lngen.compiler.passes.order import Rule, rule_of
 from lngen.compiler.spec import parse_spec
@@ -88,12 +88,13 @@ def _orders(patch: pytest.MonkeyPatch, rule: Rule, graphs: Iterable[tuple[Graph,
             segments = -(-d // row.segment)
             found.append((row.attrs(d), rule.centred_least <= segments <= rule.centred_most))
             found += [column] * any(map(is_column_fold, graph.eqns))
+            found += [order.set_order(rule, d, column)] * any(map(is_set_fold, graph.eqns))
     return found
 
 
 def _changed_rules() -> Iterator[tuple[str, int, Rule]]:
     """Rules with one number changed: its name, and the number."""
-    for f in (f for f in fields(V1) if not f.name.startswith("stretch")):  # of sets of rows, which is not frozen yet
+    for f in fields(V1):
         for name, number, value in _changed(f.name, getattr(V1, f.name)):
             yield name, number, replace(V1, **{f.name: value})
 
