@@ -66,8 +66,8 @@ $ lngen build rmsnorm.fwd:d=64 --emit cu --schedule {0} --out pack | head 0
   130
 $ lngen list nothing --out b.graph
   ! error: spec 'nothing': there is no graph 'nothing', expected one of layernorm, rmsnorm, l2norm, add_layernorm, \
-  add_rmsnorm, parallel_layernorm, parallel_rmsnorm, ada_layernorm, ada_rmsnorm, qk_rmsnorm, qk_layernorm, \
-  rope, gated_layernorm, gated_rmsnorm, layernorm_sigmoid_mul, rmsnorm_sigmoid_mul, layernorm_act, rmsnorm_act, dyt, \
+  add_rmsnorm, parallel_layernorm, parallel_rmsnorm, ada_layernorm, ada_rmsnorm, qk_rmsnorm, qk_layernorm, rope, \
+  gated_layernorm, gated_rmsnorm, layernorm_sigmoid_mul, rmsnorm_sigmoid_mul, layernorm_act, rmsnorm_act, dyt, \
   softmax, log_softmax, cross_entropy.
   exit 2
 """
