@@ -72,6 +72,10 @@ CATALOG = {
         "form=tma,threads=64,rows_per_block=2,vec=8,blocks_per_sm=2,stages=3,row_in_registers=yes,early_release=yes"
     ),
     "ada_rmsnorm.bwd:d=1024,dtype=bf16,gamma=yes": "form=multipass,threads=128,rows_per_block=1,vec=8",
+    # Heads, each folded by lanes of a warp and then rotated by a position's angles.
+    "qk_rmsnorm.fwd:d=5120,dtype=bf16,k_heads=8,rotate=halves,positions=i64": (
+        "form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=3,grid=528,cached_weights=yes,row_in_registers=yes,dynamic=yes"
+    ),
     # Multipass, in three kernels.
     "rmsnorm.bwd:d=65536,dtype=f32": "form=multipass,threads=512,rows_per_block=1,vec=4,blocks_per_sm=2",
 }
