@@ -31,7 +31,7 @@ def run(name: str, *args: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_package_names_every_program() -> None:
     programs = {path.stem for path in FOLDER.glob("[!_]*.py")}
-    assert len(programs) == 10
+    assert len(programs) == 11
     lines = (examples.__doc__ or "").splitlines()
     assert {line.split()[0] for line in lines[2:] if line} == programs
 
@@ -181,6 +181,29 @@ def test_gpt_step_has_the_losses_of_pytorch(
     )
 
 
+def test_dit_step_has_the_losses_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All norms that are modulated are patched: a call of each step reaches lngen's function."""
+    pytest.importorskip("torch")
+    from lngen.torch import modulated_norms
+
+    calls: list[tuple[int, ...]] = []
+    own = modulated_norms.ada_layer_norm
+    monkeypatch.setattr(
+        modulated_norms, "ada_layer_norm", lambda x, *a, **k: (calls.append(x.shape), own(x, *a, **k))[1]
+    )
+    with pytest.raises(SystemExit, match="0"):
+        run("dit_step", "--tiny", monkeypatch=monkeypatch)
+    assert re.fullmatch(
+        r"2 layers of 64, 2 x 8 tokens: torch \S+ ms \(1.00\), patched \S+ ms \(\S+\), fused \S+ ms \(\S+\); "
+        r"losses agree to \S+\n",
+        capsys.readouterr().out,
+    )
+    steps = 2 * 2  # of two models, the first of which warms up
+    assert calls.count((2, 8, 64)) == 3 * steps
+
+
 @pytest.mark.parametrize("more", [(), ("--compiled",)], ids=["eager", "compiled"])
 def test_patch_transformers_times_a_model_that_it_patches(
     more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -228,6 +251,7 @@ NO_TRANSFORMERS = "transformers is expected, and not found; --tiny runs on the C
 @pytest.mark.parametrize(("name", "options", "said"), [
     ("patch_transformers", (), NO_TRANSFORMERS),
     ("patch_transformers", ("--tiny",), NO_TRANSFORMERS),
+    ("dit_step", (), "a GPU is expected, and PyTorch finds none; --tiny runs on the CPU\n"),
     ("gpt_step", (), "a GPU is expected, and PyTorch finds none; --tiny runs on the CPU\n"),
 ])  # fmt: skip
 def test_a_program_without_what_it_needs_says_so(

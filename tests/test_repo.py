@@ -63,7 +63,7 @@ MAY_IMPORT_OPTIONAL = (
     "examples/",
 )
 # For PyTorch programs: they import it at once, and no module but an example imports them.
-FOR_PYTORCH = ("launch/direct.py", "launch/hub_package/", "torch/", "examples/gpt_step.py")
+FOR_PYTORCH = ("launch/direct.py", "launch/hub_package/", "torch/", "examples/gpt_step.py", "examples/dit_step.py")
 
 
 @dataclass(frozen=True)
