@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -12,13 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from lngen.compiler.graphs.norms import GATES
-from lngen.torch.any_graph import GraphFunction, function
-from lngen.torch.torch_functions import gated_layer_norm, gated_rms_norm, layer_norm, rms_norm
+from lngen.torch.graph_way import Direct
+from lngen.torch.torch_functions import LAYER, gated_layer_norm, gated_rms_norm, layer_norm, norm, rms_norm
 
 Pair = tuple[torch.dtype, torch.dtype | None]
 EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
 USUAL_EPS = (1e-5, 1e-6)  # where a module has no attribute for it
-OF_HEADS = {"head_layer_norm": "qk_layernorm", "head_rms_norm": "qk_rmsnorm"}
+KEYS = ("head", "head_weights", "zero_centred", "casts")
+OF_HEADS = {
+    "head_layer_norm": Direct("qk_layernorm", LAYER, KEYS),
+    "head_rms_norm": Direct("qk_rmsnorm", LAYER[:2], KEYS),
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class Variant:
         if weight is None:
             return (x.dtype, None) in self.pairs
         features = x.shape[1:2] if self.channels_first else x.shape[-weight.dim() :]
+        if self.kind in OF_HEADS and not (x.dim() > 1 and _side_by_side(x)):
+            return False
         fits = features == weight.shape and (bias is None or bias.dtype == weight.dtype)
         return fits and (x.dtype, weight.dtype) in self.pairs
 
@@ -83,10 +88,10 @@ class Variant:
         eps: Any = getattr(module, self.eps) if isinstance(self.eps, str) else self.eps
         dims = getattr(module, "normalized_shape", x.shape[-1:]) if weight is None else weight.shape
         if self.kind in OF_HEADS:
-            given = [t.flatten() for t in (weight, bias) if t is not None]
-            call = _of_heads(OF_HEADS[self.kind], dims[-1], bias is not None, self.casts)
-            y: Tensor = call(x.flatten(-2), *given, eps=eps).unflatten(-1, tuple(dims))
-            return y
+            direct = OF_HEADS[self.kind]
+            given = (t if t is None else t.flatten(-2) for t in (x, weight, bias)[: len(direct.names) - 1])
+            options = dims[-1], "own", self.zero_centred, self.casts
+            return norm(direct, None, (*given, None), eps, options)[0].unflatten(-1, tuple(dims))
         if self.kind == "layer_norm":
             return layer_norm(x, dims, weight, bias, eps, zero_centred=self.zero_centred, casts=self.casts)
         if self.kind == "rms_norm":
@@ -97,11 +102,9 @@ class Variant:
         return gated_rms_norm(x, gate, dims, weight, eps, act=act, gate_first=first, casts=self.casts)
 
 
-@cache
-def _of_heads(graph: str, head: int, biased: bool, casts: str) -> GraphFunction:
-    """A norm of heads, each of which has weights of its own."""
-    keys = {"beta": biased} if graph == "qk_layernorm" else {}
-    return function(graph, head=head, head_weights="own", casts=casts, **keys)
+def _side_by_side(x: Tensor) -> bool:
+    """Whether the heads of a row are a row of all heads without a copy."""
+    return x.stride(-1) == 1 and bool(x.shape[-2] == 1 or x.stride(-2) == x.shape[-1])
 
 
 def _dense(x: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,13 +15,14 @@ from lngen.launch.runtime.warming import begin_unseen
 from lngen.torch.graph_ops import OPS
 from lngen.torch.graph_way import OfGraph
 from lngen.torch.torch_functions import GATED_LAYER_NORM, GATED_RMS_NORM, LAYER_NORM, RMS_NORM, keys_of
-from lngen.torch.variants import Variant
+from lngen.torch.variants import OF_HEADS, Variant
 
 DIRECT = {
     "layer_norm": LAYER_NORM,
     "rms_norm": RMS_NORM,
     "gated_layer_norm": GATED_LAYER_NORM,
     "gated_rms_norm": GATED_RMS_NORM,
+    **OF_HEADS,
 }
 
 
@@ -33,28 +34,30 @@ class Wanted(NamedTuple):
     dtype: torch.dtype
     weights: tuple[tuple[str, torch.dtype, bool], ...]
     device: int
+    head: int = 0  # the last dimension of weights
 
     @classmethod
     def by(cls, module: Any, dtype: torch.dtype) -> Wanted | None:
         """That of a patched norm, which is to be on GPU 0 if it is on none; without weights its rows have ``dtype``.
 
-        None if only its rows tell their length, and for norms that no function of its own computes.
+        None if only its rows tell their length, and for what is no norm of ``DIRECT``.
         """
         own = {name: module._parameters.get(key) for name, key in (("gamma", "weight"), ("beta", "bias"))}
         there = {name: p for name, p in own.items() if p is not None}
         first = next(iter(there.values()), None)
-        shape = getattr(module, "normalized_shape", ()) if first is None else first.shape
+        shape: Sequence[int] = getattr(module, "normalized_shape", ()) if first is None else first.shape
         at = first.device.index if first is not None and first.device.type == "cuda" else 0
         weights = tuple((name, p.dtype, p.requires_grad) for name, p in there.items())
         rows = dtype if first is None else first.dtype
         known = shape and module.variant.kind in DIRECT
-        return cls(module.variant, math.prod(shape), rows, weights, at) if known else None
+        return cls(module.variant, math.prod(shape), rows, weights, at, shape[-1]) if known else None
 
     def makers(self) -> list[Callable[[], Any]]:
         """Of the calls that a step may take: without gradients, with them, and backward."""
+        own = {**vars(self.variant), "head": self.head, "head_weights": "own"}
         direct = DIRECT[self.variant.kind]
         ops = OPS[direct.graph]
-        keys = keys_of(direct, [getattr(self.variant, name) for name in direct.options])
+        keys = keys_of(direct, [own[name] for name in direct.options])
         rows = ("x", "z") if self.variant.act else ("x",)
         like = {name: torch.empty((1, self.d), dtype=self.dtype, device="meta") for name in rows}
         like |= {name: torch.empty(self.d, dtype=dtype, device="meta") for name, dtype, _ in self.weights}

@@ -97,7 +97,21 @@ class Gate(torch.nn.Module):
         return self.norm(x, x.flip(0))
 
 
+class Heads(torch.nn.Module):
+    """One of two heads, with weights of their own, that was patched before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm((2, D // 2))
+        of_heads = Variant("head_layer_norm", "eps", pairs=((torch.float32, torch.float32),))
+        self.norm.__class__ = patching._subclass(torch.nn.LayerNorm, of_heads)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(x.unflatten(-1, (2, -1))).flatten(-2)
+
+
 MODELS: dict[str, Callable[[], Any]] = {
+    "heads": Heads,
     "alike": lambda: torch.nn.Sequential(torch.nn.RMSNorm(D, eps=1e-6), torch.nn.RMSNorm(D, eps=1e-6)),
     "bfloat16": lambda: torch.nn.RMSNorm(D, eps=1e-6, dtype=torch.bfloat16),
     "gate": Gate,
