@@ -104,8 +104,14 @@ def quantised(graph: str) -> list[str]:
 
 
 def of_losses(graph: str) -> list[str]:
-    found = [records("h100-losses", graph=graph, rows=m, provider="lngen")[0] for m in (8192, 4096)]
-    return [f"{r.fraction:.2f}; {told(r)}" for r in found]
+    """Times the ceiling, and microseconds, of lngen, and of QuACK in an earlier run."""
+    cells = list[str]()
+    for m, d in ((8192, 32000), (4096, 128256), (8192, 50256), (8192, 50257)):
+        own = records("h100-losses-now", graph=graph, rows=m, d=d, provider="lngen")[0]
+        peers = records("h100-losses", graph=graph, rows=m, d=d, provider="quack")
+        other = "".join(f"; {r.us_median:.0f} QuACK" for r in peers)
+        cells.append(f"{own.fraction:.2f}, {own.us_median:.0f} us{other}")
+    return cells
 
 
 def modulated(what: str) -> list[str]:
@@ -133,7 +139,7 @@ TABLES: dict[str, tuple[str, str, int, Callable[..., list[str]]]] = {
     "all of few rows": (RESULTS, "graph | in turn", 3, lambda graph: few(graph, *WAYS, ahead=True)),
     "quantised": (QUANTISED, "graph and keys | 16384", 11, quantised),
     "losses": (LOSSES, "graph and keys, forward", 2, of_losses),
-    "modulated": (MODULATED, "graph and keys, direction", 3, modulated),
+    "modulated": (MODULATED, "graph and keys, direction", 2, modulated),
     "few quantised rows": (QUANTISED, "graph and keys, rows | D", 10, few_quantised),
     "host times": (RESULTS, "call | LayerNorm", len(CALLS), lambda call: [
         f"{h.us_median:.1f}" for h in saved(NORMS).host if (h.call, h.arrays) == CALLS[call]

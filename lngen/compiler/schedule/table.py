@@ -27,8 +27,8 @@ class Key:
     """The key of an entry: direction, bytes of an element, D, and what sets rows apart from those of a norm alone.
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
-    heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS or forward
-            has a result of 8 bits, else 0: such rows need more warps
+    heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS, if forward has a
+            result of 8 bits, or backward such folds; else 0. Such rows need other numbers of warps
     """
 
     direction: str
@@ -105,7 +105,8 @@ def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     quantised = direction == "fwd" and 1 in p.output_sizes
-    heavy = p.operations + p.block_folds if quantised or p.operations > OF_NORMS[direction] else 0
+    own = quantised or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
+    heavy = p.operations + p.block_folds if own else 0
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
 
 
