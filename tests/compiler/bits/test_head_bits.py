@@ -3,25 +3,17 @@
 The order of a sum over heads is written here once more, head by head in Python.
 """
 
-from functools import cache
-from typing import Any
-
 import numpy as np
 import pytest
 
-from lngen.compiler.compile import Compilation
+from head_bits import ARCHES, FORMS, by_chance, by_default, compilation, executed, text_of, two_schedules
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, parse
-from lngen.compiler.lower import Plan, lower
-from lngen.compiler.problem import Schedule
+from lngen.compiler.lower import lower
 from lngen.compiler.spec import parse_spec
-from lngen.proof.check.inputs import mismatches, random_inputs
-from lngen.proof.check.spec_checks import others
-from lngen.proof.ptx import run_plan
 from plans import plan_of_each_form
-from schedules import cp_async, multipass, registers, tma
+from schedules import multipass
 
-ARCHES = ("sm_80", "sm_90", "sm_120")
 ZERO = np.float32(-0.0)  # adds nothing to any number
 
 # ---- the order of a sum over heads ----
@@ -76,28 +68,11 @@ SPECS = (
 )
 
 
-@cache
-def compilation(text: str) -> Compilation:
-    return Compilation(parse_spec(text))
-
-
-def executed(plan: Plan, rows: int, arch: str = "sm_90", seed: int = 0, **how: Any) -> None:
-    """The executor has the interpreter's bits, and finds nothing wrong."""
-    inputs = random_inputs(plan.spec, rows, seed)
-    outcome = run_plan(plan, inputs, rows=rows, arch=arch, order=seed, **how)
-    what = (str(plan.spec), str(plan.schedule), rows, arch)
-    assert not outcome.findings, (what, str(outcome.findings[0]))
-    assert not mismatches(outcome.results, interpret(plan.graph, inputs)), what
-
-
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("arch", ARCHES)
 @pytest.mark.parametrize("text", SPECS)
 def test_default_schedules(text: str, arch: str) -> None:
-    """With no rows, few and several, and the schedule that a call would have."""
-    found = compilation(text)
-    for rows in (0, 1, 37):
-        executed(found.kernels(found.schedule(arch)).plan, rows, arch)
+    by_default(text, arch)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -127,11 +102,7 @@ RANDOM = 300
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 6 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_schedules(seed: int) -> None:
-    """Any legal schedule of any of these specs."""
-    rng = np.random.default_rng(seed)
-    text, arch = SPECS[seed % len(SPECS)], ARCHES[rng.integers(3)]
-    listed = others(compilation(text), 12, arch) or [compilation(text).schedule(arch)]
-    executed(compilation(text).kernels(listed[rng.integers(len(listed))]).plan, int(rng.integers(1, 60)), arch, seed)
+    by_chance(SPECS, seed)
 
 
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -155,23 +126,19 @@ def drawn(seed: int) -> str:
     """A spec of any options that go together."""
     rng = np.random.default_rng([seed, 7])
     said = {key: str(rng.choice(values)) for key, values in OPTIONS.items()}
-    d = int(said["head"]) * int(said.pop("heads"))
+    heads = said.pop("heads")
     if said["casts"] in (("llama", "gemma", "t5") if said["graph"] == "qk_layernorm" else ("nemotron",)):
         said["casts"] = "once"
     if said["casts"] == "nemotron" and said["gamma"] == "no":
         said["casts"] = "once"
-    keys = ",".join(f"{key}={value}" for key, value in said.items() if key not in ("graph", "way"))
-    return f"{said['graph']}.{said['way']}:d={d},{keys}"
+    return text_of(said, heads)
 
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 10 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_options(seed: int) -> None:
     """Any options and heads, under the default schedule and another one."""
-    rng, text = np.random.default_rng(seed), drawn(seed)
-    arch, found = ARCHES[rng.integers(3)], Compilation(parse_spec(text))
-    for schedule in (found.schedule(arch), *others(found, 2, arch)[:1]):
-        executed(found.kernels(schedule).plan, int(rng.integers(1, 40)), arch, seed)
+    two_schedules(drawn(seed), seed)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -187,14 +154,6 @@ def test_65_heads_are_one_segment(text: str) -> None:
 
 
 # ---- memory ----
-
-FORMS: dict[str, Schedule] = {
-    "registers": registers(64, 2, 8),
-    "tma": tma(128, 1, 8, 2, "cached", grid=3),
-    "stored": tma(64, 2, 8, 2, "store", grid=3),
-    "cp_async": cp_async(128, 1, 8, 2, grid=2),
-    "multipass": multipass(128, 8),
-}
 
 
 @pytest.mark.usefixtures("compiler")
