@@ -138,8 +138,6 @@ def build(
     wanted = _wanted(specs, workload, request)
     request.check(kinds)
     c_library.check_kinds(kinds, embed, layout == HUB, manifest.read(place))  # refused before anything is compiled
-    if "c" in kinds:
-        c_library.check_specs(c.spec for c, _ in wanted)
     if layout == HUB:
         hub.check_package(Path(out), [c.spec.direction for c, _ in wanted], kinds, any(t.ptx for t in request.targets))
     with ThreadPoolExecutor() as pool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from lngen.compiler.emit import environment, fitted
-from lngen.compiler.ir import is_of_table
-from lngen.compiler.spec import Spec
 from lngen.dtypes import READ, DType
 from lngen.errors import LngenError
 from lngen.files import sha256
@@ -44,8 +42,7 @@ class Wanted:
         """The bytes of the files, for a whole pack; ``image``: the bytes of a file of it."""
         library = _Library(pack, image if self.embed else None)
         given = {"version": __version__, "groups": library.groups, "rules": OF_EPS, "embedded": self.embed}
-        kinds = [kind for kind in ROW_KINDS if kind != "table_stride"]  # tables have no function yet
-        given |= {"alignment": ALIGNMENT, "most_blocks": MOST_BLOCKS, "row_kinds": kinds}
+        given |= {"alignment": ALIGNMENT, "most_blocks": MOST_BLOCKS, "row_kinds": ROW_KINDS}
         given |= {"dtypes": READ, "dl_types": [_dl_type(t) for t in READ]}
         given |= {"structs": STRUCTS, "tables": TABLES, "library": library, **_cpp(library.groups)}
         texts = {name: environment().get_template(f"{name}.jinja").render(**given) for name in self.names}
@@ -66,16 +63,6 @@ def check_kinds(kinds: Sequence[str], embed: bool, hub: bool, there: Manifest) -
         raise LngenError(f"{'embed' if embed else 'cmake'} is of a C library, which is not emitted; emit c as well.")
     if "c" not in kinds and SOURCE in there.others:
         raise LngenError("the folder has a C library, which would lack what this build adds; emit c as well.")
-
-
-def check_specs(specs: Iterable[Spec]) -> None:
-    """LngenError for a spec that no C library has yet: one with angles by row or by position."""
-    for spec in specs:
-        if table := next((p.name for p in spec.graph().tensors if is_of_table(p)), None):
-            raise LngenError(
-                f"'{spec}' has no function of a C library yet, which would take the distance of the rows of '{table}'; "
-                "leave c out of --emit."
-            )
 
 
 # ---- groups: specs that differ in D and dtype alone share a function and a struct of arguments ----
@@ -113,7 +100,7 @@ class Group:
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
         self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
         ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
-        ends |= {t: ("_stride",) for t in self.names if self._by_columns(t)}
+        ends |= {t: ("_stride",) for t in self.names if self._by_columns(t) or self._of_table(t)}
         ends |= {t: ("_outer_stride",) for t in self.names if self._of_sets(t)}
         self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
 
@@ -140,6 +127,9 @@ class Group:
     def _of_sets(self, tensor: str) -> bool:
         return any(map(_is_of_sets, self._of(tensor)))
 
+    def _of_table(self, tensor: str) -> bool:
+        return any(map(_is_of_table, self._of(tensor)))
+
     @property
     def fields(self) -> Iterator[str]:
         """The members of the struct, with what they hold."""
@@ -163,6 +153,10 @@ class Group:
 
 def _is_of_sets(tensor: Facts) -> bool:
     return bool(tensor["shape"][:1] == [SETS])
+
+
+def _is_of_table(tensor: Facts) -> bool:
+    return bool(tensor["strides"][:1] == ["table_stride"])
 
 
 def _unique(name: str, used: set[str]) -> str:
@@ -290,6 +284,7 @@ STRUCTS = {
         "const char *name;", "kind role;", "lngen_dtype dtype;", "int axes;", "length shape[2];",
         "int64_t element_bytes, alignment, stride_multiple;", "int contiguous; /* no stride is the caller's choice */",
         "int by_columns; /* rows are its last axis */", "int of_sets; /* its rows are those of sets */",
+        "int of_table; /* its rows are those of positions if their number is 0, else of the call */",
         "uint64_t in_place; /* a bit for each tensor whose place it may take */",
         "size_t pointer, stride, outer_stride; /* offsets in the arguments; 0: no such field */",
     ),
@@ -457,6 +452,7 @@ def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> 
         **tensor,
         **{field: group.offset(offsets[field]) if field in offsets else 0 for field in ("pointer", *STEPS)},
         "of_sets": _is_of_sets(tensor),
+        "of_table": _is_of_table(tensor),
         "axes": len(shape),
         "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
         "by_columns": tensor["axes"][1:] == ["M"],
