@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import lngen.torch as L
 from graph_names import HEADS
 from lngen.torch.graph_ops import OPS, GraphOps
+from sampling import grid
 from set_cases import OF_SETS
 from torch_calls import CALLS, FORMULAS, D, Function
 
@@ -59,8 +60,12 @@ def test_first_and_second_derivatives_are_those_of_differences(name: str) -> Non
     assert torch.autograd.gradgradcheck(outputs, present)
 
 
-@pytest.mark.parametrize("keys", [{"k_heads": 1}, {}, {"head_weights": "own"}], ids=str)
-@pytest.mark.parametrize("name", ["qk_rmsnorm", "qk_layernorm"])
+@grid(
+    ("name", "keys"),
+    [(name, keys) for name in ("qk_rmsnorm", "qk_layernorm") for keys in ({"k_heads": 1}, {}, {"head_weights": "own"})],
+    lambda name, keys: (name, str(keys)),
+    strength=1,
+)
 def test_derivatives_of_heads_are_those_of_differences(name: str, keys: dict[str, Any]) -> None:
     """The first and second ones, of two heads of q and one of k."""
     torch.manual_seed(1)

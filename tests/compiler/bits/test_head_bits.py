@@ -3,6 +3,8 @@
 The order of a sum over heads is written here once more, head by head in Python.
 """
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,7 @@ from lngen.compiler.ir import WIDE, parse
 from lngen.compiler.lower import lower
 from lngen.compiler.spec import parse_spec
 from plans import plan_of_each_form
+from sampling import grid
 from schedules import multipass
 
 ZERO = np.float32(-0.0)  # adds nothing to any number
@@ -25,17 +28,18 @@ OVER_HEADS = """graph @of_heads {E = D % 4, order=v1}(%x: f32[D]) -> (f32[E]) {
 """
 
 
-@pytest.mark.parametrize("heads", [1, 2, 15, 16, 17, 40, 100])
-def test_the_order_of_a_sum_over_heads(heads: int) -> None:
+def test_the_order_of_a_sum_over_heads() -> None:
     """Head h belongs to partial sum h % 16, which adds its heads in order; the upper half is added onto the lower."""
-    x = np.random.default_rng(heads).normal(size=(heads, 4)).astype(np.float32)
-    strands = [np.full(4, ZERO)] * 16
-    for h, row in enumerate(x):
-        strands[h % 16] = strands[h % 16] + row
-    while len(strands) > 1:
-        half = len(strands) // 2
-        strands = [a + b for a, b in zip(strands[:half], strands[half:], strict=True)]
-    assert interpret(parse(OVER_HEADS), {"x": x.reshape(-1)})["total"].tobytes() == strands[0].tobytes()
+    for heads in (1, 2, 15, 16, 17, 40, 100):
+        x = np.random.default_rng(heads).normal(size=(heads, 4)).astype(np.float32)
+        strands = [np.full(4, ZERO)] * 16
+        for h, row in enumerate(x):
+            strands[h % 16] = strands[h % 16] + row
+        while len(strands) > 1:
+            half = len(strands) // 2
+            strands = [a + b for a, b in zip(strands[:half], strands[half:], strict=True)]
+        total = interpret(parse(OVER_HEADS), {"x": x.reshape(-1)})["total"]
+        assert total.tobytes() == strands[0].tobytes(), heads
 
 
 def test_the_text_of_a_backward_has_it() -> None:
@@ -69,8 +73,7 @@ SPECS = (
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("text", SPECS)
+@grid(("text", "arch"), product(SPECS, ARCHES), strength=1)
 def test_default_schedules(text: str, arch: str) -> None:
     by_default(text, arch)
 
@@ -100,7 +103,7 @@ RANDOM = 300
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 6 else pytest.mark.full) for n in range(RANDOM)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_schedules(seed: int) -> None:
     by_chance(SPECS, seed)
 
@@ -135,7 +138,7 @@ def drawn(seed: int) -> str:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 10 else pytest.mark.full) for n in range(RANDOM)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_options(seed: int) -> None:
     """Any options and heads, under the default schedule and another one."""
     two_schedules(drawn(seed), seed)

@@ -15,6 +15,7 @@ from lngen.dtypes import DType
 from lngen.proof.check.inputs import mismatches
 from lngen.proof.ptx import run_plan
 from number_graphs import spec_of
+from sampling import grid
 from schedules import multipass, registers, tma
 
 pytest.importorskip("cupy")
@@ -55,8 +56,7 @@ def rows_of(d: int, dtype: str) -> np.ndarray:
     return random.astype(NUMPY_DTYPE[DType(dtype)])
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16"])
-@pytest.mark.parametrize(("d", "schedule", "arch"), CASES, ids=str)
+@grid(("d", "schedule", "arch", "dtype"), [(*case, dtype) for case in CASES for dtype in ("bf16", "f16")], strength=1)
 def test_pairs_have_the_maximum_of_the_elements(d: int, schedule: Schedule, arch: str, dtype: str) -> None:
     spec, x = spec_with(dtype, d), rows_of(d, dtype)
     plan = lower(spec, schedule)

@@ -18,8 +18,8 @@ from lngen.proof.check.spec_checks import others
 from lngen.proof.ptx import run_plan
 from set_cases import set_inputs
 
-CASES, PLAIN = 1500, 12
-SAMPLES, PLAIN_SAMPLES = 300, 40
+CASES, PLAIN = 1500, 6
+SAMPLES, PLAIN_SAMPLES = 300, 6
 ARCHS = ("sm_80", "sm_90", "sm_120")
 SHORT = 1024  # columns; longer rows have fewer of them
 

@@ -1,5 +1,7 @@
 """If these fail, a kernel that rotates heads has other bits than the interpreter: other lanes, planes or angles."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from lngen.compiler.lower import lower
 from lngen.compiler.spec import parse_spec
 from lngen.errors import LngenError
 from plans import plan_of_each_form
+from sampling import grid
 from schedules import multipass
 
 SPECS = (
@@ -31,8 +34,7 @@ SPECS = (
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("arch", ARCHES)
-@pytest.mark.parametrize("text", SPECS)
+@grid(("text", "arch"), product(SPECS, ARCHES), strength=1)
 def test_default_schedules(text: str, arch: str) -> None:
     by_default(text, arch)
 
@@ -57,7 +59,7 @@ RANDOM = 300
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 6 else pytest.mark.full) for n in range(RANDOM)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_schedules(seed: int) -> None:
     by_chance(SPECS, seed)
 
@@ -88,7 +90,7 @@ def drawn(seed: int) -> str:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 10 else pytest.mark.full) for n in range(RANDOM)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
 def test_random_options(seed: int) -> None:
     """Any options and heads, under the default schedule and another one; a head of f32 that no warp has is refused."""
     text = drawn(seed)

@@ -5,11 +5,13 @@ The order is written here once more, row by row in Python, from ``ir.sums.set_su
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 
+from head_bits import ARCHES
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir.sums import set_sum
@@ -17,6 +19,7 @@ from lngen.compiler.spec import parse_spec
 from lngen.proof.check.inputs import mismatches
 from lngen.proof.check.spec_checks import others
 from lngen.proof.ptx import run_plan
+from sampling import grid
 from set_cases import set_inputs
 
 Array = Any
@@ -136,8 +139,7 @@ def test_a_grid_decides_no_bit(grid: int) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_120"])
-@pytest.mark.parametrize("text", SPECS)
+@grid(("text", "arch"), product(SPECS, ARCHES), strength=1)
 def test_default_schedules(text: str, arch: str) -> None:
     """Dtypes, options and lengths of rows, with the schedule that a call would have."""
     d = parse_spec(text).d
@@ -153,7 +155,7 @@ RANDOM = 300
 def test_random_schedules(seed: int) -> None:
     """Any legal schedule of any of these specs, with any sets."""
     rng = np.random.default_rng(seed)
-    text, arch = SPECS[seed % len(SPECS)], ("sm_80", "sm_90", "sm_120")[rng.integers(3)]
+    text, arch = SPECS[seed % len(SPECS)], ARCHES[rng.integers(3)]
     listed = others(compilation(text), 12, arch) or [compilation(text).schedule(arch)]
     per_set, sets = int(rng.choice([1, 2, 7, 16, 33, 64, 130])), int(rng.integers(1, 4))
     executed(text, listed[rng.integers(len(listed))], per_set, sets, arch, seed)

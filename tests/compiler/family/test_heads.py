@@ -134,10 +134,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_keys_that_no_heads_have(words: str) -> None:
-    with pytest.raises(LngenError, match=words):
-        parse_spec(f"qk_rmsnorm.fwd:{REFUSED[words]}").graph()
+def test_keys_that_no_heads_have() -> None:
+    for words, keys in REFUSED.items():
+        with pytest.raises(LngenError, match=words):
+            parse_spec(f"qk_rmsnorm.fwd:{keys}").graph()
 
 
 def test_other_shapes_are_refused() -> None:

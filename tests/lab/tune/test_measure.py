@@ -4,6 +4,7 @@ import ctypes
 import pkgutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from lngen.lab.tune import job, measure
 from lngen.lab.tune.candidates import Candidate, candidates
 from lngen.lab.tune.measure import Bits, CupyTimer, GpuMeasurer
 from lngen.launch.runtime.numpy_arrays import raw
+from sampling import grid
 
 SPECS = [
     "layernorm.fwd:d=48,dtype=bf16", "layernorm.bwd:d=48,dtype=f16", "rmsnorm.bwd:d=40,dtype=f32,weight=bf16",
@@ -71,11 +73,10 @@ def test_what_the_interpreter_computes_is_right_and_a_flipped_bit_is_not(text: s
         assert all(name in bits.complaint(m, untouched) for name in results)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 64, 480])
-@pytest.mark.parametrize("text", [
+@grid(("text", "rows"), product((
     "ada_layernorm.fwd:d=48,dtype=bf16,gate=yes,residual=yes", "ada_rmsnorm.bwd:d=33,dtype=f32",
     "ada_layernorm.bwd:d=48,dtype=f16,gamma=yes,beta=yes",
-])  # fmt: skip
+), (1, 5, 64, 480)), strength=1)  # fmt: skip
 def test_sets_of_rows_repeat_whole(text: str, rows: int) -> None:
     """Of 480 rows there are 15 sets of 32, of which three are in the block."""
     spec = parse_spec(text)
