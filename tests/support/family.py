@@ -193,16 +193,16 @@ def cross_entropy(t: Tensors, keys: Keys) -> Results:
 
 
 def loss_of_classes(z: Tensor, t: Tensors, keys: Keys) -> Results:
-    """PyTorch's, with z_loss and lse; a row that is ignored is one of zeros."""
+    """PyTorch's, with z_loss and lse; a row that is ignored is one of zeros, but for its statistics."""
     target, weight = t["target"].long(), t.get("class_weight")
-    kept = target != keys.ignore_index
+    kept, statistics = target != keys.ignore_index, row_statistics(z)
     z = torch.where(kept.unsqueeze(-1), z, 0.0)
     lse = torch.logsumexp(z, -1)
     smoothing: Any = {"label_smoothing": keys.label_smoothing, "ignore_index": keys.ignore_index}
     loss = F.cross_entropy(z, target, weight, reduction="none", **smoothing) + keys.z_loss * lse**2 * kept
     counted = (torch.ones_like(z[0]) if weight is None else weight)[target.clamp(0, z.shape[-1] - 1)] * kept
     reduced = {"none": loss, "sum": loss.sum(), "mean": loss.sum() / counted.sum()}[keys.reduction]
-    return {"loss": reduced, "lse": lse * kept, "weight_sum": counted.sum(), **row_statistics(z)}
+    return {"loss": reduced, "lse": lse * kept, "weight_sum": counted.sum(), **statistics}
 
 
 PREFIXES, ENDS = ("", "add_", "parallel_", "gated_"), ("", "_sigmoid_mul", "_act")

@@ -159,8 +159,8 @@ def two(text: str, schedule: Schedule) -> Plan:
 # ---- what has to be wrong ----
 
 WRONG = {
-    "the remainder is left out": ("remainder(row - row / inner * inner)", "remainder(0)"),
-    "the quotient is left out": ("quotient(row / inner)", "quotient(0)"),
+    "the remainder is left out": ("remainder(row - quotient * inner)", "remainder(0)"),
+    "the quotient is left out": ("quotient(quotient)", "quotient(0)"),
     "distances exchanged": (
         "place.quotient * outer + place.remainder * stride",
         "place.quotient * stride + place.remainder * outer",
