@@ -1,25 +1,20 @@
 """If these fail, the C library gives norms of samples other bits than the interpreter, or takes a wrong call."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import c_launcher
 from c_driver import Bridge
-from c_library import CLibrary
-from fake_driver import FakeDriver
-from fake_images import cubins_of_ptx
+from c_on_gpu import OnGpu, built
 from lngen.compiler.compile import Compilation
-from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import is_of_set
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.ir import Value, is_of_set
+from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import parse_spec
 from lngen.launch.pack import Pack
-from lngen.packs.build import build
 from lngen.packs.verify import verify
 from set_cases import set_inputs
 
@@ -35,41 +30,24 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("pack")
-    with cubins_of_ptx():
-        build([*SPECS.values()], where, arch="sm_90", rows="1", emit="ptx,cubin,c")
-    return where
+    return built(SPECS, tmp_path_factory.mktemp("pack"))
 
 
-class OfSets:
-    """The library of the pack, and a GPU that launches it."""
+class OfSets(OnGpu):
+    """The library of the pack, whose calls have samples."""
 
-    def __init__(self, gpu: FakeDriver, library: CLibrary) -> None:
-        self.gpu, self.library = gpu, library
-        assert library.call("load", 0) == "OK", library.error()
-        c_launcher.begin(gpu)
+    specs = SPECS
 
     def fields(self, group: str, per_set: int, sets: int, apart: int = D) -> tuple[dict[str, Any], dict[str, Array]]:
         """Arguments with inputs on the GPU, those of sets so many elements ``apart``; and the inputs."""
         spec = parse_spec(SPECS[group])
-        inputs, found = set_inputs(spec, per_set, sets), {"d": D, "rows": per_set * sets, "inner": per_set}
-        found["dtype"] = self.library.dtypes[str(spec.dtype)]
-        for value in spec.graph().tensors:
-            array = inputs[value.name]
-            if is_of_set(value):
-                placed = np.zeros((len(array), apart), array.dtype)
-                placed[:, :D] = array
-                array, found[f"{value.name}_outer_stride"] = placed, apart
-            found[value.name] = c_launcher.upload(self.gpu, array) if array.size else None
-        for value in spec.graph().results:
-            size = int(np.prod(self.shape(value, per_set, sets), initial=1)) * value.type.dtype.size
-            found[value.name] = c_launcher.allocate(self.gpu, max(size, 1)).value
-        return found, inputs
+        inputs = set_inputs(spec, per_set, sets)
+        distances = {f"{v.name}_outer_stride": apart for v in spec.graph().tensors if is_of_set(v)}
+        rows = {"rows": per_set * sets, "inner": per_set}
+        return self.arguments(group, inputs, "_outer_stride", d=D, **rows, **distances), inputs
 
-    def shape(self, value: Any, per_set: int, sets: int) -> tuple[int, ...]:
-        if is_of_set(value):
-            return sets, D
-        return tuple(value.type.shape(per_set * sets, D))
+    def shape(self, value: Value, fields: Mapping[str, Any]) -> tuple[int, ...]:
+        return (fields["rows"] // fields["inner"], D) if is_of_set(value) else super().shape(value, fields)
 
     def workspace(self, group: str, fields: dict[str, Any]) -> int:
         size = ctypes.c_size_t()
@@ -77,42 +55,29 @@ class OfSets:
         assert self.library.call(f"{group}_workspace_bytes", made, 0, ctypes.byref(size)) == "OK", self.library.error()
         return size.value
 
-    def status(self, group: str, fields: dict[str, Any], **changes: Any) -> str:
-        return self.library.call(group, self.library.structs[group](**{**fields, **changes}), 0, None)
-
     def ready(self, group: str, *how: int) -> tuple[dict[str, Any], dict[str, Array]]:
         """Arguments with a workspace."""
         fields, inputs = self.fields(group, *how)
         if size := self.workspace(group, fields):
             fields |= {"workspace": c_launcher.allocate(self.gpu, size).value, "workspace_bytes": size}
-        made = self.library.structs[group](**fields)
-        assert self.library.call(f"{group}_init_workspace", made, 0, None) == "OK", self.library.error()
+        self.begin_workspace(group, fields)
         return fields, inputs
 
 
 @pytest.fixture
 def of_sets(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[OfSets]:
-    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path)
-    gpu = FakeDriver(version=14000, capability=(9, 0))
-    gpu.knows_pack(folder)
-    with bridge.behind(gpu):
-        yield OfSets(gpu, CLibrary(tmp_path / "kernels.so", folder))
+    with OfSets.opened(folder, bridge, tmp_path) as found:
+        yield found
 
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("group", SPECS)
 def test_samples_have_the_bits_of_the_interpreter(of_sets: OfSets, group: str) -> None:
     """One sample, several, of one row, of several stretches; shift and scale are chunks of a projection, or not."""
-    graph = parse_spec(SPECS[group]).graph()
     for per_set, sets, apart in ((5, 3, D), (1, 4, D), (300, 2, CHUNKS * D), (7, 1, D), (5, 0, D)):
         fields, inputs = of_sets.ready(group, per_set, sets, apart)
         assert of_sets.status(group, fields) == "OK", of_sets.library.error()
-        wanted = interpret(graph, inputs)
-        for value in graph.results:
-            shape = of_sets.shape(value, per_set, sets)
-            if 0 not in shape:
-                got = c_launcher.download(of_sets.gpu, fields[value.name], shape, NUMPY_DTYPE[value.type.dtype])
-                assert got.tobytes() == wanted[value.name].tobytes(), (value.name, per_set, sets)
+        of_sets.has_the_bits(group, fields, inputs)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -171,11 +136,8 @@ OTHERS = {
 @pytest.fixture
 def ffi(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[tuple[OfSets, Any]]:
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the extra test")
-    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path, LNGEN_TVM_FFI="")
-    gpu = FakeDriver(version=14000, capability=(9, 0))
-    gpu.knows_pack(folder)
-    with bridge.behind(gpu):
-        yield OfSets(gpu, CLibrary(tmp_path / "kernels.so", folder)), tvm_ffi.load_module(str(tmp_path / "kernels.so"))
+    with OfSets.opened(folder, bridge, tmp_path, LNGEN_TVM_FFI="") as found:
+        yield found, tvm_ffi.load_module(str(tmp_path / "kernels.so"))
 
 
 def tensors(fields: dict[str, Any], rows: tuple[int, ...], samples: tuple[int, ...], apart: int) -> dict[str, Any]:
@@ -199,14 +161,10 @@ def test_shapes_say_which_rows_are_a_sample(ffi: tuple[OfSets, Any], form: str) 
     of_sets, functions = ffi
     rows, samples, apart = FORMS[form]
     fields, inputs = of_sets.ready(GROUP, PER_SET, SETS, apart)
-    given, graph = tensors(fields, rows, samples, apart), parse_spec(SPECS[GROUP]).graph()
+    given = tensors(fields, rows, samples, apart)
     assert getattr(functions, f"{GROUP}_workspace_bytes")(given["dy"], PER_SET) == fields["workspace_bytes"]
     getattr(functions, GROUP)(*given.values())
-    wanted = interpret(graph, inputs)
-    for value in graph.results:
-        shape = of_sets.shape(value, PER_SET, SETS)
-        got = c_launcher.download(of_sets.gpu, fields[value.name], shape, NUMPY_DTYPE[value.type.dtype])
-        assert got.tobytes() == wanted[value.name].tobytes(), value.name
+    of_sets.has_the_bits(GROUP, fields, inputs)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -10,14 +10,10 @@ import pytest
 
 import c_launcher
 from c_driver import Bridge
-from c_library import CLibrary
-from fake_driver import FakeDriver
-from fake_images import cubins_of_ptx
-from lngen.compiler.interpret import interpret
+from c_on_gpu import OnGpu, built
 from lngen.compiler.ir import is_of_table
-from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
+from lngen.compiler.ir.numerics import Array
 from lngen.compiler.spec import parse_spec
-from lngen.packs.build import build
 from lngen.packs.verify import verify
 from lngen.proof.check.inputs import random_inputs
 
@@ -43,61 +39,29 @@ COLUMNS = HEAD // 2
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("pack")
-    with cubins_of_ptx():
-        build([*SPECS.values()], where, arch="sm_90", rows="1", emit="ptx,cubin,c")
-    return where
+    return built(SPECS, tmp_path_factory.mktemp("pack"))
 
 
-class OfTables:
-    """The library of the pack, and a GPU that launches it."""
+class OfTables(OnGpu):
+    """The library of the pack, whose calls have tables."""
 
-    def __init__(self, gpu: FakeDriver, library: CLibrary, functions: Any = None) -> None:
-        self.gpu, self.library, self.functions = gpu, library, functions
-        assert library.call("load", 0) == "OK", library.error()
-        c_launcher.begin(gpu)
+    specs = SPECS
 
     def fields(self, group: str, rows: int, apart: int = 0) -> tuple[dict[str, Any], dict[str, Array]]:
         """Arguments with inputs on the GPU, rows of tables so many elements ``apart`` unless 0; and the inputs."""
         spec = parse_spec(SPECS[group])
-        inputs, found = random_inputs(spec, rows, 0), {"d": D, "rows": rows}
-        found["dtype"] = self.library.dtypes[str(spec.dtype)]
-        for value in spec.graph().tensors:
-            array = inputs[value.name]
-            if is_of_table(value) and apart:
-                placed = np.zeros((len(array), apart), array.dtype)
-                placed[:, :COLUMNS] = array
-                array, found[f"{value.name}_stride"] = placed, apart
-            found[value.name] = c_launcher.upload(self.gpu, array) if array.size else None
-        for value in spec.graph().results:
-            size = int(np.prod(value.type.shape(rows, D), initial=1)) * value.type.dtype.size
-            found[value.name] = c_launcher.allocate(self.gpu, max(size, 1)).value
-        found |= {"workspace": c_launcher.allocate(self.gpu, 1 << 20).value, "workspace_bytes": 1 << 20}
-        made = self.library.structs[group](**found)
-        assert self.library.call(f"{group}_init_workspace", made, 0, None) == "OK", self.library.error()
-        return found, inputs
-
-    def status(self, group: str, fields: dict[str, Any], **changes: Any) -> str:
-        return self.library.call(group, self.library.structs[group](**{**fields, **changes}), 0, None)
-
-    def has_the_bits(self, group: str, rows: int, fields: dict[str, Any], inputs: dict[str, Array]) -> None:
-        """The results in memory are those of the interpreter."""
-        graph = parse_spec(SPECS[group]).graph()
-        wanted = interpret(graph, inputs)
-        for value in graph.results:
-            shape = tuple(value.type.shape(rows, D))
-            if 0 not in shape:
-                got = c_launcher.download(self.gpu, fields[value.name], shape, NUMPY_DTYPE[value.type.dtype])
-                assert got.tobytes() == wanted[value.name].tobytes(), (value.name, rows)
+        inputs = random_inputs(spec, rows, 0)
+        distances = {f"{v.name}_stride": apart for v in spec.graph().tensors if is_of_table(v) and apart}
+        fields = self.arguments(group, inputs, "_stride", d=D, rows=rows, **distances)
+        fields |= {"workspace": c_launcher.allocate(self.gpu, 1 << 20).value, "workspace_bytes": 1 << 20}
+        self.begin_workspace(group, fields)
+        return fields, inputs
 
 
 @pytest.fixture
 def of_tables(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[OfTables]:
-    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path)
-    gpu = FakeDriver(version=14000, capability=(9, 0))
-    gpu.knows_pack(folder)
-    with bridge.behind(gpu):
-        yield OfTables(gpu, CLibrary(tmp_path / "kernels.so", folder))
+    with OfTables.opened(folder, bridge, tmp_path) as found:
+        yield found
 
 
 @pytest.mark.usefixtures("compiler")
@@ -107,7 +71,7 @@ def test_rotations_have_the_bits_of_the_interpreter(of_tables: OfTables, group: 
     for rows, apart in ((5, 0), (1, 2 * COLUMNS), (7, 2 * COLUMNS), (6, COLUMNS), (0, 0)):
         fields, inputs = of_tables.fields(group, rows, apart)
         assert of_tables.status(group, fields) == "OK", of_tables.library.error()
-        of_tables.has_the_bits(group, rows, fields, inputs)
+        of_tables.has_the_bits(group, fields, inputs)
 
 
 @pytest.mark.usefixtures("compiler")
@@ -134,14 +98,10 @@ def test_wrong_tables_are_refused(of_tables: OfTables) -> None:
 
 
 @pytest.fixture
-def ffi(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[OfTables]:
+def ffi(folder: Path, bridge: Bridge, tmp_path: Path) -> Iterator[tuple[OfTables, Any]]:
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="needs apache-tvm-ffi, of the extra test")
-    CLibrary.built(folder, tmp_path, LNGEN_PACK_DIR=folder, LNGEN_CUDA_LIBRARY=bridge.path, LNGEN_TVM_FFI="")
-    gpu = FakeDriver(version=14000, capability=(9, 0))
-    gpu.knows_pack(folder)
-    with bridge.behind(gpu):
-        library = CLibrary(tmp_path / "kernels.so", folder)
-        yield OfTables(gpu, library, tvm_ffi.load_module(str(tmp_path / "kernels.so")))
+    with OfTables.opened(folder, bridge, tmp_path, LNGEN_TVM_FFI="") as found:
+        yield found, tvm_ffi.load_module(str(tmp_path / "kernels.so"))
 
 
 def tensors(group: str, fields: dict[str, Any], inputs: dict[str, Array], lead: tuple[int, ...]) -> dict[str, Any]:
@@ -161,18 +121,20 @@ def tensors(group: str, fields: dict[str, Any], inputs: dict[str, Array], lead: 
 
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("group", SPECS)
-def test_distances_are_those_of_the_tensors(ffi: OfTables, group: str) -> None:
+def test_distances_are_those_of_the_tensors(ffi: tuple[OfTables, Any], group: str) -> None:
+    of_tables, functions = ffi
     for lead, apart in product(((6,), (2, 3)), (0, 2 * COLUMNS)):
-        fields, inputs = ffi.fields(group, 6, apart)
-        getattr(ffi.functions, group)(*tensors(group, fields, inputs, lead).values())
-        ffi.has_the_bits(group, 6, fields, inputs)
+        fields, inputs = of_tables.fields(group, 6, apart)
+        getattr(functions, group)(*tensors(group, fields, inputs, lead).values())
+        of_tables.has_the_bits(group, fields, inputs)
 
 
 @pytest.mark.usefixtures("compiler")
-def test_other_tables_are_refused(ffi: OfTables) -> None:
+def test_other_tables_are_refused(ffi: tuple[OfTables, Any]) -> None:
     from gpu_dlpack import tensor
 
-    fields, inputs = ffi.fields(NORM, 6)
+    of_tables, functions = ffi
+    fields, inputs = of_tables.fields(NORM, 6)
     for changes, kind, words in (
         ({"cos": ((9, COLUMNS + 1), "f32", ())}, ValueError, "dimension 1 of cos is expected to be 32, got 33"),
         ({"cos": ((9, COLUMNS), "f32", (1, 9))}, ValueError, "cos is expected to have contiguous rows"),
@@ -185,8 +147,8 @@ def test_other_tables_are_refused(ffi: OfTables) -> None:
         given = tensors(NORM, fields, inputs, (6,))
         given |= {name: tensor(fields[name], *how) for name, how in changes.items()}
         with pytest.raises(kind, match=words):
-            getattr(ffi.functions, NORM)(*given.values())
-    assert ffi.gpu.launched == []
+            getattr(functions, NORM)(*given.values())
+    assert of_tables.gpu.launched == []
 
 
 def test_a_pack_of_tables_is_verified(folder: Path) -> None:
