@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from lngen.compiler.compile import Compilation
 from lngen.compiler.interpret import interpret
@@ -24,6 +25,9 @@ FORMS: dict[str, Schedule] = {
     "cp_async": cp_async(128, 1, 8, 2, grid=2),
     "multipass": multipass(128, 8),
 }
+any_seed = pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(300)]
+)
 
 
 @cache

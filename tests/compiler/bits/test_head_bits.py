@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from head_bits import ARCHES, FORMS, by_chance, by_default, compilation, executed, text_of, two_schedules
+from head_bits import ARCHES, FORMS, any_seed, by_chance, by_default, compilation, executed, text_of, two_schedules
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, parse
 from lngen.compiler.lower import lower
@@ -99,11 +99,8 @@ def test_the_kernel_that_only_adds_columns_folds_heads(text: str) -> None:
         executed(lower(parse_spec(text), multipass(MULTIPASS[text], 8)), rows)
 
 
-RANDOM = 300
-
-
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
+@any_seed
 def test_random_schedules(seed: int) -> None:
     by_chance(SPECS, seed)
 
@@ -138,7 +135,7 @@ def drawn(seed: int) -> str:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
+@any_seed
 def test_random_options(seed: int) -> None:
     """Any options and heads, under the default schedule and another one."""
     two_schedules(drawn(seed), seed)

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from head_bits import ARCHES, FORMS, by_chance, by_default, compilation, executed, text_of, two_schedules
+from head_bits import ARCHES, FORMS, any_seed, by_chance, by_default, compilation, executed, text_of, two_schedules
 from lngen.compiler.ir import WIDE, is_of_table
 from lngen.compiler.lower import lower
 from lngen.compiler.spec import parse_spec
@@ -55,11 +55,8 @@ def test_the_kernel_that_only_adds_columns_rotates_heads(way: str) -> None:
         executed(lower(spec, multipass(32, 8)), rows)
 
 
-RANDOM = 300
-
-
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
+@any_seed
 def test_random_schedules(seed: int) -> None:
     by_chance(SPECS, seed)
 
@@ -90,7 +87,7 @@ def drawn(seed: int) -> str:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(RANDOM)])
+@any_seed
 def test_random_options(seed: int) -> None:
     """Any options and heads, under the default schedule and another one; a head of f32 that no warp has is refused."""
     text = drawn(seed)
