@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import lngen.torch as L
-from graph_names import HEADS
+from graph_names import HEADS, whole_heads
 from lngen.torch.graph_ops import OPS, GraphOps
 from sampling import grid
 from set_cases import OF_SETS
@@ -20,7 +20,9 @@ WEIGHTS = ("gamma", "beta", "gamma1", "beta1", "colscale", "class_weight")
 def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool = False) -> list[torch.Tensor | None]:
     """Tensors for each input; the optional ones that are absent by default only with ``every``."""
     torch.manual_seed(0)
-    shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(WEIGHTS, (D,)), "alpha": (), "rowscale": (2, 3)}
+    d = whole_heads(ops.name, D)
+    shapes: dict[str, tuple[int, ...]] = {**dict.fromkeys(WEIGHTS, (d,)), "alpha": (), "rowscale": (2, 3)}
+    shapes |= dict.fromkeys(("cos", "sin"), (2, 3, d // 2))
     found: list[torch.Tensor | None] = []
     for name in ops.inputs:
         if name in ops.numbers or (name in ops.optional and ops.defaults[name] is False and not every):
@@ -28,8 +30,8 @@ def tensors_of(ops: GraphOps, dtype: torch.dtype = torch.float32, *, every: bool
         elif name in ops.whole:
             found.append(torch.arange(6).reshape(2, 3))
         else:
-            given = torch.randn(shapes.get(name, (2, 3, D)), dtype=dtype)
-            found.append(given.requires_grad_(name not in ("target", "class_weight")))
+            given = torch.randn(shapes.get(name, (2, 3, d)), dtype=dtype)
+            found.append(given.requires_grad_(name not in ("target", "class_weight", "cos", "sin")))
     return found
 
 
