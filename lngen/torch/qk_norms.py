@@ -44,7 +44,8 @@ def qk_norm_rope(
     positions  (...), the position of each row, in int32 or int64, below P; a GPU does not check that
     interleaved  planes of features 2j and 2j + 1 (GPT-J), not of j and j + rot / 2
     casts      the order of roundings of the norm: ``once``, ``llama``, ``t5`` or ``gemma``, as of ``rms_norm``
-    rotate_in  ``f32`` rounds once, behind the rotation (vLLM, SGLang); ``x`` each of its steps, as transformers
+    rotate_in  ``f32`` rounds once, behind the rotation (vLLM, SGLang); ``norm`` the norm, too (FlashInfer); ``x`` each
+               step, as transformers
     in_place   q and k are written over those of qkv, without gradients
 
     q is (..., Hq, Dh), k (..., Hk, Dh), and v (..., Hv, Dh) is a view of qkv. RuntimeError for what does not fit,

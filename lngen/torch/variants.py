@@ -159,6 +159,7 @@ def _plain(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
 
 def _of_each_head(eps: str | float, weighted: bool, biased: bool) -> Iterator[Variant]:
     yield Variant("head_layer_norm", eps)
+    yield Variant("head_layer_norm", eps, "eager")
     if not biased:
         for casts in ("once", "t5", "llama"):
             yield Variant("head_rms_norm", eps, casts)

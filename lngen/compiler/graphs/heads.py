@@ -27,14 +27,18 @@ def qk_rmsnorm(b: GraphBuilder) -> None:
     ``k_heads``: the last heads of a row, which are k's. Without them all heads have one gamma; with ``head_weights``
     each has its own (Cohere). ``casts`` as of ``norms.rmsnorm``. Backward computes the statistics again: it reads x
     anyway, and the threads of a head are lanes of a warp. ``rotate=halves|pairs``: RoPE behind it, see
-    ``rotary.rope``; Qwen3 has casts=llama with rotate_in=x, Gemma 3 gemma with x, vLLM once with f32.
+    ``rotary.rope``; Qwen3 has casts=llama with rotate_in=x, Gemma 3 gemma with x, vLLM once with f32, FlashInfer once
+    with norm.
     """
     _normed(b, scaled, CASTS, beta=False)
 
 
 def qk_layernorm(b: GraphBuilder) -> None:
-    """y = (x - mean) / sqrt(var + eps) * gamma + beta of each head (Chameleon, Cohere); see ``qk_rmsnorm``."""
-    _normed(b, centred, ("once", "nemotron"), beta=True)
+    """y = (x - mean) / sqrt(var + eps) * gamma + beta of each head (Chameleon, Cohere); see ``qk_rmsnorm``.
+
+    ``casts=eager``: the norm, its product with gamma and y are rounded as PyTorch's operators store them (Chameleon).
+    """
+    _normed(b, centred, ("once", "nemotron", "eager"), beta=True)
 
 
 def _normed(b: GraphBuilder, normalise: Normalise, orders: tuple[str, ...], *, beta: bool) -> None:

@@ -6,7 +6,17 @@ Peebles and Xie, Scalable Diffusion Models with Transformers, 2022. A sample is 
 from __future__ import annotations
 
 from lngen.compiler.graphs.graph_builder import GraphBuilder
-from lngen.compiler.graphs.norms import DTYPES, Normalise, ResidualSum, Weights, centred, rounded, rounded_sum, scaled
+from lngen.compiler.graphs.norms import (
+    DTYPES,
+    Normalise,
+    ResidualSum,
+    Weights,
+    centred,
+    promoted,
+    rounded,
+    rounded_sum,
+    scaled,
+)
 from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.ir import Axis, D, DType, M, Value
 
@@ -46,25 +56,13 @@ def _modulated(b: GraphBuilder, normalise: Normalise) -> None:
     normed = weights.apply(b, normalise(b, x if total is None else total.normalised))
     gain = b.add("gain", b.number("one", 1.0), scale)
     if casts != "once":
-        normed = _rounded(b, normed, b.options.dtype)
+        normed = rounded(b, normed, b.options.dtype)
     if casts == "eager":
-        gain = _rounded(b, gain, stored)
-    y32 = _rounded(b, b.mul("modulated", normed, gain), wide)
+        gain = rounded(b, gain, stored)
+    y32 = rounded(b, b.mul("modulated", normed, gain), wide)
     returned(b, y32 if shift is None else b.add("shifted", y32, shift))
     if total is not None:
         total.write(b)
-
-
-def promoted(one: DType, other: DType) -> DType:
-    """The dtype of a product in PyTorch: the wider one, f32 of f16 and bf16."""
-    if one.size == other.size:
-        return one if one is other else DType.F32
-    return max(one, other, key=lambda dtype: dtype.size)
-
-
-def _rounded(b: GraphBuilder, x: Value, to: DType) -> Value:
-    """x as a value of ``to``; x itself where the compute dtype has no more digits."""
-    return x if to.size >= b.compute.size else rounded(b, x, to)
 
 
 def _axis(b: GraphBuilder) -> Axis:
@@ -85,5 +83,5 @@ def _summed(b: GraphBuilder, x: Value, gate: Value | None, residual: Value | Non
             b.refuse("round_sum is of h, which needs residual=yes or gate=yes; add one.")
         b.reserve("h", "an output")
         return None
-    total = x if gate is None else _rounded(b, b.mul("gated", x, gate), wide)
+    total = x if gate is None else rounded(b, b.mul("gated", x, gate), wide)
     return rounded_sum(b, total if residual is None else b.add("total", total, residual), b.options.dtype, rounds)

@@ -13,11 +13,15 @@ from lngen.compiler.ir.names import widened
 
 @dataclass(frozen=True)
 class Weights:
-    """[D] each, None without; ``rounding``: the dtype to which a row is rounded before it is multiplied by gamma."""
+    """[D] each, None without; ``rounding``: the dtype to which a row is rounded before it is multiplied by gamma.
+
+    ``stepwise``: then so is the product, to the dtype that PyTorch gives it.
+    """
 
     gamma: Value | None
     beta: Value | None
     rounding: DType | None = None
+    stepwise: bool = False
 
     @classmethod
     def inputs(
@@ -56,13 +60,9 @@ class Weights:
         if self.rounding is not None:
             xhat = rounded(b, xhat, self.rounding)
         y32 = xhat if self.gamma is None else b.mul(f"scaled{suffix}", xhat, self.gamma)
+        if self.stepwise and self.gamma is not None and self.rounding is not None:
+            y32 = rounded(b, y32, promoted(self.rounding, b.options.weight))
         return y32 if self.beta is None else b.add(widened(f"y{suffix}"), y32, self.beta)
-
-    def stored(self, b: GraphBuilder, y32: Value) -> Value:
-        """The product with gamma as PyTorch stores it: of the dtype that the row and gamma have, else unrounded."""
-        if self.rounding is None or self.gamma is None or self.rounding is not b.options.weight:
-            return y32
-        return rounded(b, y32, self.rounding)
 
 
 def zero_centred(b: GraphBuilder) -> bool:
@@ -71,8 +71,17 @@ def zero_centred(b: GraphBuilder) -> bool:
 
 
 def rounded(b: GraphBuilder, x: Value, to: DType) -> Value:
-    """x rounded to a dtype, in the compute dtype again."""
+    """x rounded to a dtype, in the compute dtype again; x itself where that has no more digits."""
+    if to.size >= b.compute.size:
+        return x
     return b.cast(f"{x.name}_rounded32", b.cast(f"{x.name}_rounded", x, to=to), to=b.compute)
+
+
+def promoted(one: DType, other: DType) -> DType:
+    """The dtype of a product in PyTorch: the wider one, f32 of f16 and bf16."""
+    if one.size == other.size:
+        return one if one is other else DType.F32
+    return max(one, other, key=lambda dtype: dtype.size)
 
 
 CASTS = ("once", "llama", "gemma", "t5")
@@ -136,8 +145,8 @@ def cast_weights(
     casts, one = str(b.option("casts", "once", orders, "order of roundings")), zero_centred(b)
     if one and casts in ("gemma", "nemotron"):
         b.refuse(f"casts={casts} multiplies by 1 + gamma already; leave zero_centred=yes away.")
-    rounding = {"llama": b.options.dtype, "t5": b.options.weight}.get(casts)
-    weights = inputs(b, beta=beta, one=one, rounding=rounding)
+    rounding = {"llama": b.options.dtype, "t5": b.options.weight, "eager": b.options.dtype}.get(casts)
+    weights = replace(inputs(b, beta=beta, one=one, rounding=rounding), stepwise=casts == "eager")
     if casts == "nemotron":
         return weights.plus_one(b, rounding=b.options.weight)
     return weights.plus_one(b) if casts == "gemma" else weights
@@ -280,7 +289,7 @@ def _gated(b: GraphBuilder, normalise: Normalise, *, beta: bool) -> None:
     if b.flag("gate_first", False, "whether the gate precedes the norm"):
         returned(b, weights.apply(b, normalise(b, b.mul("gated", x, gate))))
     else:
-        returned(b, b.mul("gated", weights.stored(b, weights.apply(b, normalise(b, x))), gate))
+        returned(b, b.mul("gated", replace(weights, stepwise=True).apply(b, normalise(b, x)), gate))
 
 
 def layernorm_sigmoid_mul(b: GraphBuilder) -> None:

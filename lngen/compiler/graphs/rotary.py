@@ -23,7 +23,8 @@ def rope(b: GraphBuilder) -> None:
     (GPT-J).
     ``positions=i32|i64``: an input of the position of each row, a row of cos and sin; else these have a row for each.
     ``rotate_in=x`` rounds x, cos, sin, both products and the sum to x's dtype, as PyTorch does one operator at a time
-    (Qwen3, Gemma 3 in transformers); ``f32`` rounds once (vLLM, SGLang). cos and sin have no gradient.
+    (Qwen3, Gemma 3 in transformers); ``f32`` rounds once (vLLM, SGLang). ``norm``, behind a norm, rounds that and y
+    alone (FlashInfer). cos and sin have no gradient.
     """
     head = int(b.option("head", 128, about="features of a head", whole=True))
     if head % 2 or not 2 <= head <= LARGEST_HEAD:
@@ -36,8 +37,9 @@ def rope(b: GraphBuilder) -> None:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A rotation of heads: ``by`` as of ``rotate``, the numbers of each plane, and the dtype of each rounding, or None.
+    """A rotation of heads: ``by`` as of ``rotate``, and the numbers of each plane.
 
+    ``entry``, ``rounding``: the dtypes that what is rotated, and then each step, is rounded to; None for neither.
     ``place``: the number of a feature in its head, where not all of a head are turned.
     """
 
@@ -47,6 +49,7 @@ class Rotation:
     cos: Value
     sin: Value
     place: Value | None
+    entry: DType | None
     rounding: DType | None
 
     @classmethod
@@ -60,35 +63,38 @@ class Rotation:
         given = int(b.option("rotary", 0, about="features of a head that are rotated; 0: all", whole=True))
         at = str(b.option("positions", "no", ("no", "i32", "i64"), "dtype of the input that says each row's position"))
         stored = DType(str(b.option("table_dtype", "f32", ("f32", "bf16", "f16"), "dtype of the inputs cos and sin")))
-        rotate_in = str(b.option("rotate_in", "f32", ("f32", "x"), "dtype that each step is rounded to"))
+        orders = ("f32", "x") if needed else ("f32", "norm", "x")
+        rotate_in = str(b.option("rotate_in", "f32", orders, "what is rounded: y alone, the norm too, or each step"))
         if by == "no":
             if given or at != "no" or stored is not DType.F32 or rotate_in != "f32":
                 b.refuse("rotary, positions, table_dtype and rotate_in need rotate=halves|pairs; add it.")
             return None
         width = _width(b, given or head, head, by)
-        rounding = b.options.dtype if rotate_in == "x" else None
+        entry = None if rotate_in == "f32" else b.options.dtype
+        rounding = entry if rotate_in == "x" else None
         cos, sin = (_exact(b, v, rounding) for v in _tables(b, width, by, at, stored))
         place = None
         if width < head:
             place = b.cast("place", b.iota("feature", b.axis("F", D % head)), to=b.compute)
-        return cls(head, width, by, cos, sin, place, rounding)
+        return cls(head, width, by, cos, sin, place, entry, rounding)
 
     def apply(self, b: GraphBuilder, x: Value) -> Value:
         """The features of each head, rotated."""
-        x, cos = self._rounded(b, x), self.cos
+        x, cos = _rounded(b, x, self.entry), self.cos
         if self.place is not None:  # others are multiplied by 1, and rotate gives 0 for them
             cos = b.where_gt("factor", float(self.width), self.place, cos, 1.0)
         turned = b.rotate("turned", x, head=self.head, width=self.width, by=self.by)
-        y = self._rounded(b, x * cos) + self._rounded(b, turned * self.sin)
+        y = _rounded(b, x * cos, self.rounding) + _rounded(b, turned * self.sin, self.rounding)
         said = dict(b.options.chosen).get("quant", "no")
-        return y if b.options.out is self.rounding and said == "no" else self._rounded(b, y)
+        return y if b.options.out is self.rounding and said == "no" else _rounded(b, y, self.rounding)
 
-    def _rounded(self, b: GraphBuilder, x: Value) -> Value:
-        """x rounded, if each step is."""
-        if self.rounding in (None, x.type.dtype):
-            return x
-        assert self.rounding is not None
-        return b.record("cast", b.record("cast", x, to=self.rounding), to=b.compute)
+
+def _rounded(b: GraphBuilder, x: Value, to: DType | None) -> Value:
+    """x rounded to a dtype; x itself if there is none, or if it has it."""
+    if to in (None, x.type.dtype):
+        return x
+    assert to is not None
+    return b.record("cast", b.record("cast", x, to=to), to=b.compute)
 
 
 def _width(b: GraphBuilder, width: int, head: int, by: str) -> int:

@@ -64,8 +64,8 @@ SPECS = (
     "qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1,accumulate=gamma_k,grad=f32,eps=run",
     "qk_layernorm.fwd:d=1024,dtype=f32,head=64,k_heads=4",
     "qk_layernorm.bwd:d=1024,dtype=f32,head=64,k_heads=4",
-    "qk_layernorm.fwd:d=768,dtype=bf16,head=16,k_heads=8,weight=f32,out=f32,strides=2",
-    "qk_layernorm.bwd:d=768,dtype=bf16,head=16,k_heads=8,beta=no",
+    "qk_layernorm.fwd:d=768,dtype=bf16,head=16,k_heads=8,casts=eager,out=f32,strides=2",
+    "qk_layernorm.bwd:d=768,dtype=bf16,head=16,k_heads=8,beta=no,casts=eager",
     "qk_layernorm.bwd:d=9216,dtype=bf16,k_heads=8",
     "qk_layernorm.fwd:d=384,dtype=f64",
     "qk_layernorm.bwd:d=192,dtype=f64,head=64,gamma=no",
@@ -113,7 +113,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "dtype": ("bf16", "f16", "f32"),
     "weight": ("bf16", "f16", "f32"),
     "k_heads": ("0", "1", "1"),
-    "casts": ("once", "once", "llama", "gemma", "t5", "nemotron"),
+    "casts": ("once", "once", "llama", "gemma", "t5", "nemotron", "eager"),
     "gamma": ("yes", "yes", "no"),
     "beta": ("yes", "no"),
     "eps": ("1e-5", "1e-6", "run"),
@@ -127,7 +127,7 @@ def drawn(seed: int) -> str:
     rng = np.random.default_rng([seed, 7])
     said = {key: str(rng.choice(values)) for key, values in OPTIONS.items()}
     heads = said.pop("heads")
-    if said["casts"] in (("llama", "gemma", "t5") if said["graph"] == "qk_layernorm" else ("nemotron",)):
+    if said["casts"] in (("llama", "gemma", "t5") if said["graph"] == "qk_layernorm" else ("nemotron", "eager")):
         said["casts"] = "once"
     if said["casts"] == "nemotron" and said["gamma"] == "no":
         said["casts"] = "once"

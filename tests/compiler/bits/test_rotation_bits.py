@@ -24,12 +24,12 @@ SPECS = (
     "rope.fwd:d=192,dtype=f64,head=32,positions=i64",
     "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i64",
     "qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i64",
-    "qk_rmsnorm.fwd:d=1536,dtype=f16,head=256,casts=gemma,rotate=pairs,table_dtype=bf16",
+    "qk_rmsnorm.fwd:d=1536,dtype=f16,head=256,casts=gemma,rotate=pairs,rotate_in=norm,table_dtype=bf16",
     "qk_rmsnorm.bwd:d=640,dtype=bf16,casts=llama,rotate=halves,rotate_in=x,table_dtype=bf16,rotary=64",
     "qk_rmsnorm.fwd:d=640,dtype=bf16,k_heads=1,rotate=halves,positions=i32,quant=e4m3,scales=block,block_size=32",
     "qk_layernorm.fwd:d=1024,dtype=f32,head=64,k_heads=4,rotate=pairs,strides=2",
     "qk_layernorm.bwd:d=1024,dtype=f32,head=64,k_heads=4,rotate=pairs,rotary=16,positions=i64",
-    "qk_layernorm.bwd:d=5120,dtype=bf16,k_heads=8,rotate=halves,positions=i64",
+    "qk_layernorm.bwd:d=5120,dtype=bf16,k_heads=8,rotate=halves,rotate_in=norm,positions=i64",
 )
 
 
@@ -71,7 +71,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "rotary": ("0", "0", "16", "32", "64"),
     "positions": ("no", "i32", "i64"),
     "table_dtype": ("f32", "bf16", "f16"),
-    "rotate_in": ("f32", "x"),
+    "rotate_in": ("f32", "norm", "x"),
     "strides": ("1", "2"),
     "quant": ("no", "no", "e4m3", "int8"),
 }
@@ -83,6 +83,8 @@ def drawn(seed: int) -> str:
     said = {key: str(rng.choice(values)) for key, values in OPTIONS.items()}
     heads = said.pop("heads")
     said["rotary"] = str(min(int(said["rotary"]), int(said["head"])))
+    if (said["graph"], said["rotate_in"]) == ("rope", "norm"):  # it has no norm to round
+        said["rotate_in"] = "x"
     return text_of(said, heads)
 
 

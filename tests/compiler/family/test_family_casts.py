@@ -130,6 +130,17 @@ def test_nemotron_rounds_one_and_its_weight_to_the_dtype_of_the_weight(dtype: st
     assert (to_torch(interpret(unrounded.graph(), inputs)["y"], dtype) != want).double().mean() > 0.1
 
 
+def test_chameleon_rounds_the_norm_its_product_and_its_sum() -> None:
+    """In bf16, of heads with a weight and a bias of their own."""
+    spec = parse_spec(f"qk_layernorm.fwd:d=512,dtype=bf16,head=64,head_weights=own,casts=eager,eps={EPS}")
+    inputs = random_inputs(spec, ROWS)
+    x, gamma, beta = (to_torch(inputs[n], "bf16").unflatten(-1, (8, 64)) for n in ("x", "gamma", "beta"))
+    want = (torch.nn.functional.layer_norm(x, (64,), None, None, EPS) * gamma + beta).flatten(-2)
+    assert (to_torch(interpret(spec.graph(), inputs)["y"], "bf16") == want).double().mean() > MOSTLY
+    once_rounded = parse_spec(str(spec).replace("casts=eager,", ""))
+    assert (to_torch(interpret(once_rounded.graph(), inputs)["y"], "bf16") != want).double().mean() > 0.1
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
 def test_the_orders_differ(dtype: str) -> None:
     """Each profile is told from the others by more bits than its own model's arithmetic explains."""

@@ -56,6 +56,7 @@ NEOX = [-0.31640625, -0.70703125, 1.9609375, 0.498046875, 0.4765625, 0.67578125,
 PAIRS = [-0.30859375, 0.5234375, 1.671875, 1.0390625, -0.453125, 0.84375, -1.921875, 0.0893554688]
 ROUNDED = {0: -0.314453125, 5: 0.6796875}  # by cos and sin in bf16
 QWEN = {3: 0.5, 5: 0.6796875}
+FLASHINFER = {2: 1.953125}
 ANSWERS = {
     "vllm": ({}, NEOX),
     "vllm, cache in bf16": ({"table_dtype": "bf16"}, [ROUNDED.get(n, y) for n, y in enumerate(NEOX)]),
@@ -63,6 +64,7 @@ ANSWERS = {
         {"casts": "llama", "rotate_in": "x", "table_dtype": "bf16"}, [QWEN.get(n, y) for n, y in enumerate(NEOX)],
     ),
     "qwen3, angles in f32": ({"casts": "llama", "rotate_in": "x"}, [QWEN.get(n, y) for n, y in enumerate(NEOX)]),
+    "flashinfer": ({"rotate_in": "norm"}, [FLASHINFER.get(n, y) for n, y in enumerate(NEOX)]),
     "pairs": ({"rotate": "pairs"}, PAIRS),
 }  # fmt: skip
 
@@ -139,6 +141,7 @@ REFUSED = {
     "rotary=6 of rotate=halves has 3 columns that repeat along a row, which do not divide head=16": "rotary=6",
     "rotary=12 of rotate=pairs has 12 columns": "rotate=pairs,rotary=12",
     "there is no rotate 'no', expected one of halves, pairs": "rotate=no",
+    "there is no rotate_in 'norm', expected one of f32, x": "rotate_in=norm",
     "D is expected to be a multiple of head=16 for rotate, got d=40": "d=40",
 }
 

@@ -46,7 +46,7 @@ ROTATIONS = (
     "head=16", "head=32,rotate=pairs", "head=32,rotary=16", "head=64,rotate=pairs,rotary=32,positions=i32",
     "head=16,positions=i64,table_dtype=bf16", "head=16,rotate=pairs,rotate_in=x,dtype=bf16,table_dtype=f16",
 )  # fmt: skip
-ROTATED = tuple(k if "rotate=" in k else f"{k},rotate=halves" for k in ROTATIONS)
+ROTATED = tuple(k if "rotate=" in k else f"{k},rotate=halves" for k in (*ROTATIONS, "head=32,rotate_in=norm,dtype=f16"))
 
 # The keys of each member beside d. Every option and each of its values is in one of them.
 KEYS: dict[str, tuple[str, ...]] = {
@@ -95,7 +95,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "qk_layernorm": (
         *HEADS, "beta=no", "gamma=no", "gamma=no,k_heads=1,head=16", "k_heads=2,head=32,beta=no",
-        "casts=nemotron,k_heads=3,head=16", "casts=nemotron,head_weights=own,head=32,dtype=bf16", *ROTATED,
+        "casts=nemotron,k_heads=3,head=16", "casts=nemotron,head_weights=own,head=32,dtype=bf16",
+        "casts=eager,head_weights=own,head=32,dtype=bf16", *ROTATED,
     ),
     "qk_rmsnorm": (
         *HEADS, "gamma=no", "beta=yes", "k_heads=1,head=64,beta=yes,gamma=no", "casts=gemma,k_heads=2,head=16",
