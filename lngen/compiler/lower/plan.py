@@ -101,7 +101,7 @@ class Kernel:
     def policies(self) -> tuple[str, ...]:
         """C++: the types that its text begins with."""
         if self.row:
-            return self.row.types
+            return self.row.types(overtaken=self.takes_elements and self.stores_rows)
         return self.column.types if self.column else ()
 
     def address(self, tensor: Tensor | Place, row: str) -> str:

@@ -18,7 +18,7 @@ from lngen.proof.ptx.accesses import check_waited, look, place
 from lngen.proof.ptx.async_copies import begin, noted
 from lngen.proof.ptx.batch import SHIFT, Batch, Copy, Memory
 from lngen.proof.ptx.mbarriers import reached
-from lngen.proof.ptx.memory import Allocation
+from lngen.proof.ptx.memory import POISON, Allocation
 from lngen.proof.ptx.ordering import NOBODY
 from lngen.proof.ptx.parser import Instruction
 from lngen.proof.ptx.program import DTYPES, UNSIGNED, Lanes, Program, Step, unknown
@@ -126,7 +126,11 @@ def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool =
 
 
 def _load(batch: Batch, i: Instruction, one: One) -> None:
-    """A copy to shared memory, which completes on a barrier."""
+    """A copy to shared memory, which completes on a barrier.
+
+    Neighbours of what it is made for arrive as poison: a kernel that used them would have other results. So it is no
+    race if they change.
+    """
     where, who, size = target(batch, i, one), one.lanes.index, one.size
     if where is None:
         return
@@ -135,10 +139,17 @@ def _load(batch: Batch, i: Instruction, one: One) -> None:
     for buffer, *_ in batch.buffers(i, one.source, who, size, f"A bulk copy of {size} bytes:"):
         check_waited(batch, i, buffer, who, one.source)
         start = int(one.source[0]) - buffer.base
-        data, source = buffer.data[start : start + size].copy(), buffer if buffer.tracked else None
-        copy = Copy(i, one.lane, batch.agent(key), data, batch.shared, at, source, start)
-        _checked(batch, copy, buffer, one)
-        begin(batch, copy, "barrier", key)
+        first, last = buffer.wanted(start, start + size)
+        for low, high in ((start, first), (first, last), (last, start + size)):
+            if low == high:
+                continue
+            data, source = buffer.data[low:high].copy(), buffer if buffer.tracked else None
+            if low != first:
+                data[:], source = POISON, None
+            copy = Copy(i, one.lane, batch.agent(key), data, batch.shared, at + low - start, source, low)
+            if low == first:
+                _checked(batch, copy, buffer)
+            begin(batch, copy, "barrier", key)
         batch.moved(buffer.name, "read", one.source, who, size)
 
 
@@ -185,19 +196,20 @@ def _store(batch: Batch, i: Instruction, one: One) -> None:
         batch.moved(buffer.name, "written", one.to, who, size)
 
 
-def _checked(batch: Batch, copy: Copy, buffer: Allocation, one: One) -> None:
+def _checked(batch: Batch, copy: Copy, buffer: Allocation) -> None:
     """Findings about the source of a bulk load."""
     if buffer.written is None:
         return
-    i, who, size = copy.instruction, one.lanes.index, one.size
+    i, who, size = copy.instruction, np.array([copy.lane]), len(copy.data)
+    source = np.array([buffer.base + copy.start])
     look(batch, i, buffer, np.array([copy.start]), who, size, "read")
     if not buffer.written[copy.start : copy.start + size].all():
         batch.report("uninitialised", f"A bulk copy of bytes of '{buffer.name}' that nothing wrote.", i, who)
     _check_proxy(batch, i, buffer, copy.start, size, copy.lane)
     noted(batch, copy, buffer, copy.start, copy.lane, "read")
-    if not batch.whole and read_races(buffer, one.source, size, batch.party[who], False).size:
-        text = f"A bulk copy reads {buffer.where(int(one.source[0]), size)}, which another block of this launch writes."
-        batch.report("global-race", text, i, who, one.source)
+    if not batch.whole and read_races(buffer, source, size, batch.party[who], False).size:
+        text = f"A bulk copy reads {buffer.where(int(source[0]), size)}, which another block of this launch writes."
+        batch.report("global-race", text, i, who, source)
 
 
 _FORM = re.compile(

@@ -250,6 +250,7 @@ class Tensors:
             low = min(begin for _, begin in group)
             moved = [(v, begin - low) for v, begin in group]
             buffer = memory.add(self._buffer(moved))
+            buffer.edges = self._edges(moved, buffer.shift)
             yield from ((v.name, Place(buffer, begin)) for v, begin in moved)
 
     def _buffer(self, group: list[tuple[Value, int]]) -> Allocation:
@@ -265,6 +266,17 @@ class Tensors:
         return Allocation(
             name, role, size, item, self.rows_of(first) if len(layouts) == 1 else None, self.offset * item
         )
+
+    def _edges(self, group: list[tuple[Value, int]], shift: int) -> Array:
+        """Where what blocks copy of rows begins and ends in a buffer, if rows begin anywhere."""
+        schedule, problem = self.plan.schedule, self.plan.problem
+        blocks, found = max(schedule.cluster, 1), [np.zeros(0, np.int64)]
+        edges = np.minimum(np.arange(blocks + 1) * (problem.segments // blocks * problem.segment), problem.d)
+        for v, begin in group if schedule.form == "tma_unaligned" else ():
+            rows = self.rows_of(v) if v.type.axes == WIDE and v in self.plan.inputs else None
+            if rows is not None:
+                found.append((rows.starts[:, None] + edges * v.type.dtype.size + (begin + shift)).reshape(-1))
+        return np.unique(np.concatenate(found))
 
     def _shape(self, v: Value) -> tuple[int, ...]:
         if is_of_set(v):

@@ -51,7 +51,8 @@ class Rows:
 class Allocation:
     """A tensor's bytes: ``size`` of them, all of them elements, or those of ``rows`` alone.
 
-    ``over``: bytes that exist, as many multiples of 16 as the buffer needs; all of them count as written.
+    ``over``: bytes that exist, as many multiples of 16 as the buffer needs; all of them count as written. ``edges``:
+    where what a block copies of a row begins and ends, in order, if copies have neighbours of it at both ends.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Allocation:
         self.data = np.full(room, POISON, np.uint8) if over is None else over
         self.tracked = role in ("output", "workspace")
         self.written = np.full(self.data.size, over is not None, np.uint8) if self.tracked else None
+        self.edges = np.zeros(0, np.int64)
         self.begin()
 
     def begin(self, narrow: int = WORD) -> None:
@@ -86,6 +88,14 @@ class Allocation:
         self.data[: content.nbytes] = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
         if self.written is not None:
             self.written[: content.nbytes] = 1
+
+    def wanted(self, start: int, end: int) -> tuple[int, int]:
+        """Where the bytes begin and end that a copy of units of 16 bytes is made for; the others are neighbours."""
+        inside = self.edges[np.searchsorted(self.edges, start) : np.searchsorted(self.edges, end, side="right")]
+        if not inside.size:
+            return start, end
+        first, last = int(inside[0]), int(inside[-1])
+        return first if first < start + 16 else start, last if max(first, end - 16) < last else end
 
     def forget(self) -> None:
         """Marks all bytes as not written."""

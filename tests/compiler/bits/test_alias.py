@@ -7,7 +7,7 @@ from lngen.compiler.interpret import interpret
 from lngen.compiler.lower import Plan
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import Outcome, run_plan
-from schedules import multipass, registers
+from schedules import multipass, registers, tma
 
 pytest.importorskip("cupy")
 
@@ -37,6 +37,14 @@ def test_a_row_of_several_passes_is_read_again(spec: str, alias: dict[str, str],
 def test_a_part_over_an_input_is_a_race(shift: int) -> None:
     outcome, _ = run(plan_of("layernorm.fwd:d=1024,dtype=bf16", registers(32, 4, 8)), {"y": ("x", shift)})
     assert "global-race" in {f.kind for f in outcome.findings}
+
+
+def test_a_gradient_over_rows_whose_blocks_read_the_element_of_the_class() -> None:
+    """Every block of a cluster reads it, and one of them stores there, after all have read it."""
+    plan = plan_of("cross_entropy.fwd:d=16384,dtype=bf16,target=index,x_grad=yes", tma(128, 1, 8, 2, cluster=2, grid=2))
+    outcome, wrong = run(plan, {"x_grad": ("x", 0)})
+    assert plan.in_place
+    assert (outcome.findings, wrong) == ((), [])
 
 
 def test_a_part_over_an_input_changes_results() -> None:

@@ -22,7 +22,7 @@ from schedules import unaligned, without_store
 INDEX = "cross_entropy.fwd:d={},dtype={},target=index"
 CASES = {
     "two": ("rmsnorm.fwd:d=16001,dtype=bf16", unaligned(64, 1, 1, 2, cluster=2, grid=2), 5, ""),
-    "two, two rows": ("layernorm.fwd:d=16003,dtype=f16", unaligned(64, 2, 1, 2, "cached", cluster=2, grid=1), 5, "y=x"),
+    "two, two rows": ("layernorm.fwd:d=16003,dtype=f16", unaligned(64, 2, 1, 2, "cached", cluster=2, grid=1), 6, "y=x"),
     "four bytes": ("softmax.fwd:d=16001,dtype=f32", unaligned(64, 1, 1, 2, cluster=4, grid=2), 5, "y=x"),
     "narrow stores": ("softmax.fwd:d=16006,dtype=f32", without_store(64, 1, 2, 2, cluster=2, grid=2), 4, ""),
     "claimed": ("rmsnorm.fwd:d=33001,dtype=bf16", without_store(128, 1, 1, 2, "dynamic", cluster=8, grid=1), 7, ""),
@@ -30,7 +30,7 @@ CASES = {
     "gradient over x": (INDEX.format(50257, "bf16") + ",x_grad=yes",
      without_store(128, 1, 1, 2, "dynamic", cluster=8, grid=1), 3, "x_grad=x"),
     "longest": (INDEX.format(128255, "f16") + ",x_grad=yes", unaligned(512, 1, 1, 2, cluster=16, grid=1), 2, ""),
-    "column sums": ("rmsnorm.bwd:d=33001,dtype=bf16", without_store(256, 2, 1, 2, cluster=4), 35, "dx=dy"),
+    "column sums": ("rmsnorm.bwd:d=33001,dtype=bf16", without_store(256, 2, 1, 2, cluster=4), 36, "dx=dy"),
     "column sums, stored": ("layernorm.bwd:d=33003,dtype=f16", unaligned(256, 1, 1, 2, cluster=8), 17, ""),
 }  # fmt: skip
 
@@ -43,13 +43,12 @@ def compilation(text: str) -> Compilation:
 def agrees(text: str, schedule: Schedule, rows: int, over: str = "", arch: str = "sm_90") -> None:
     """The executor has the interpreter's bits, and finds nothing wrong.
 
-    Over an input a span has elements of a neighbour that the neighbour may store, and no thread uses.
+    Over an input a span has elements of a neighbour, which may have stored them: the executor gives it others there.
     """
     found, inputs = compilation(text), random_inputs(parse_spec(text), rows)
     alias = {over.split("=")[0]: (over.split("=")[1], 0)} if over else {}
     outcome = run_plan(found.kernels(schedule).plan, inputs, rows=rows, alias=alias, arch=arch, order=rows)
-    findings = [f for f in outcome.findings if not over or f.kind not in ("global-race", "proxy")]
-    assert not findings, str(findings[0])
+    assert not outcome.findings, str(outcome.findings[0])
     assert not mismatches(outcome.results, interpret(found.graph, inputs))
 
 

@@ -16,12 +16,16 @@ from lngen.compiler.problem.footprint import (
 from lngen.rules import Stretch
 
 
-def row_types(s: Schedule, p: Problem, exact: bool) -> tuple[str, ...]:
-    """The types of the kernel, one line each; ``exact`` if the vectors of all threads cover a row exactly."""
-    return tuple(f"using {name} = {text};" for name, text in _types(s, p, exact))
+def row_types(s: Schedule, p: Problem, exact: bool, overtaken: bool) -> tuple[str, ...]:
+    """The types of the kernel, one line each.
+
+    exact      the vectors of all threads cover a row exactly
+    overtaken  a block reads an element of the row where another block may store its results
+    """
+    return tuple(f"using {name} = {text};" for name, text in _types(s, p, exact, overtaken))
 
 
-def _types(s: Schedule, p: Problem, exact: bool) -> list[tuple[str, str]]:
+def _types(s: Schedule, p: Problem, exact: bool, overtaken: bool) -> list[tuple[str, str]]:
     threads = _template("Block", threads=s.threads, rows=s.rows_per_block)
     if s.cluster > 1:
         threads = _template("Cluster", blocks=s.cluster, threads=s.threads, rows=s.rows_per_block)
@@ -35,7 +39,7 @@ def _types(s: Schedule, p: Problem, exact: bool) -> list[tuple[str, str]]:
         values = p.row_sums * (1 if s.form == "multipass" else -(-p.segments // s.cluster))
         types.append(("Reduce", f"{kind}<Row, {real(p)}, /* values */ {values}>" if s.threads > 32 else f"{kind}<Row>"))
     if exchanged_values(s, p):
-        acquire = "AcquireAll" if p.column_sums and not s.acquire_shared else "AcquireShared"
+        acquire = "AcquireAll" if overtaken or (p.column_sums and not s.acquire_shared) else "AcquireShared"
         values = exchanged_values(s, p) // s.cluster
         types.append(("Exchange", f"ClusterExchange<Row, {real(p)}, /* values */ {values}, {acquire}>"))
     return [*types, *([("Cut", cut_type(p.stretch))] if p.stretch and p.column_sums else []), ("Stream", _stream(s, p))]

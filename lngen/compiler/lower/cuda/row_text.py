@@ -98,10 +98,9 @@ class RowKernel:
     met: tuple[Sum, ...] = ()
     prefetch_blocks: int = 0
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """C++: the types of its policies."""
-        return row_types(self.schedule, self.problem, self.exact)
+    def types(self, overtaken: bool) -> tuple[str, ...]:
+        """C++: the types of its policies, see ``row_types``."""
+        return row_types(self.schedule, self.problem, self.exact, overtaken)
 
     @property
     def objects(self) -> tuple[str, ...]:
