@@ -29,6 +29,7 @@ class Key:
     more    [M, D] inputs besides x, or with column sums besides dy and x
     heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS, if forward has a
             result of 8 bits, or backward such folds; else 0. Such rows need other numbers of warps
+    sets    [N, D] inputs, of sets of rows
     """
 
     direction: str
@@ -36,22 +37,24 @@ class Key:
     d: int
     more: int = 0
     heavy: int = 0
+    sets: int = 0
 
     @property
-    def kind(self) -> tuple[str, int, int, int, bool]:
+    def kind(self) -> tuple[str, int, int, int, int, bool]:
         """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
-        return self.direction, self.more, self.heavy, self.element, self.d * self.element % BULK == 0
+        return self.direction, self.more, self.heavy, self.sets, self.element, self.d * self.element % BULK == 0
 
     @property
-    def order(self) -> tuple[bool, int, int, int, int]:
-        """The position in a table: forward first, then by inputs, equations, element and D."""
-        return self.direction != "fwd", self.more, self.heavy, self.element, self.d
+    def order(self) -> tuple[bool, int, int, int, int, int]:
+        """The position in a table: forward first, then by inputs, equations, sets, element and D."""
+        return self.direction != "fwd", self.more, self.heavy, self.sets, self.element, self.d
 
     @property
     def section(self) -> str:
-        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1_of_31.2_bytes.4096`` with both differences."""
-        more, heavy = f"_and_{self.more}" if self.more else "", f"_of_{self.heavy}" if self.heavy else ""
-        return f"{self.direction}{more}{heavy}.{self.element}_bytes.{self.d}"
+        """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1_of_31_by_2.2_bytes.4096`` with all differences."""
+        parts = {"and": self.more, "of": self.heavy, "by": self.sets}
+        differences = "".join(f"_{word}_{number}" for word, number in parts.items() if number)
+        return f"{self.direction}{differences}.{self.element}_bytes.{self.d}"
 
 
 # Rows whose measured schedules spill for one of the norms or with some version of NVRTC: direction, bytes of an
@@ -79,13 +82,17 @@ class Table:
         """The entries of this class for the same kind of rows, the nearest D first; none for rows of another kind.
 
         Rows of the same kind have the same direction, number of inputs, element size and alignment, and no more
-        arithmetic than norms, or as much; up to LIKE_NORMS those of norms follow. Where none is near, a cluster that
-        shares rows with column sums also suits more inputs, if they have one element size.
+        arithmetic than norms, or as much; up to LIKE_NORMS those of norms follow. Behind those of rows with inputs of
+        sets follow those of rows without. Where none is near, a cluster that shares rows with column sums also suits
+        more inputs, if they have one element size.
         """
         own = key_of(p)
         if own.more < 0 or len({*p.input_sizes}) != 1:
             return
         found = [*self._nearest(own, workload)]
+        if own.sets:
+            own = replace(own, sets=0)
+            found += self._nearest(own, workload)
         if 0 < own.heavy <= LIKE_NORMS:
             found += self._nearest(replace(own, heavy=0), workload)
         if not found and own.more and p.column_sums and not own.heavy:
@@ -107,7 +114,7 @@ def key_of(p: Problem) -> Key:
     quantised = direction == "fwd" and 1 in p.output_sizes
     own = quantised or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
     heavy = p.operations + p.block_folds if own else 0
-    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy)
+    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy, len(p.set_sizes))
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
@@ -122,13 +129,17 @@ def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
 def origins(p: Problem, workload: int, device: Device) -> Iterator[tuple[Table, Key, Schedule]]:
     """What ``measured`` yields, each with its table and the key of its entry.
 
-    Entries of rows with as much arithmetic precede those of norms. An entry for exactly this D precedes one for a D
-    nearby, even if it is of another GPU. Both were timed at 76 points of an H100 and an H200: they have 0.99 and 0.98
-    of the best speed. Else the GPU's own table precedes.
+    Entries of rows with as many inputs of sets precede others, and so do those with as much arithmetic. An entry for
+    exactly this D precedes one for a D nearby, even if it is of another GPU. Both were timed at 76 points of an H100
+    and an H200: they have 0.99 and 0.98 of the best speed. Else the GPU's own table precedes.
     """
     near = [(table, *entry) for table in tables_for(device) for entry in table.near(p, workload)]
     own = key_of(p)
-    for table, key, entry in sorted(near, key=lambda found: (found[1].heavy != own.heavy, found[1].d != own.d)):
+
+    def rank(found: tuple[Table, Key, Schedule]) -> tuple[bool, ...]:
+        return found[1].sets != own.sets, found[1].heavy != own.heavy, found[1].d != own.d
+
+    for table, key, entry in sorted(near, key=rank):
         every = fitted(entry, p, device, key)
         found = [s for s in every if whole_groups(s, p) and is_legal(s, p) and has_room(s, p, device)]
         yield from ((table, key, s) for s in found)
@@ -146,7 +157,7 @@ def tables_for(device: Device) -> list[Table]:
 def known_clean(s: Schedule, p: Problem, arch: str) -> bool:
     """True for a schedule that was measured with LayerNorm or RMSNorm and exactly these rows: it does not spill."""
     key = key_of(p)
-    if s.vec != p.run or key.more or key.heavy or (key.direction, key.element, key.d) in TIGHT:
+    if s.vec != p.run or key.more or key.heavy or key.sets or (key.direction, key.element, key.d) in TIGHT:
         return False
     found = (t.entries.get(key, {}).values() for t in tables() if t.arch == arch)
     return replace(s, vec=1, grid=0) in (parse_schedule(line, ANY) for lines in found for line in {*lines})
@@ -193,9 +204,10 @@ def read(path: Path) -> Table:
 def _key(section: str) -> Key:
     """The key whose ``section`` this is."""
     rows, element, d = section.split(".")
-    direction, _, heavy = rows.partition("_of_")
-    direction, _, more = direction.partition("_and_")
-    return Key(direction, int(element.removesuffix("_bytes")), int(d), int(more or 0), int(heavy or 0))
+    direction, *parts = rows.split("_")
+    numbers = dict(zip(parts[::2], map(int, parts[1::2]), strict=True))
+    differences = (numbers.get(word, 0) for word in ("and", "of", "by"))
+    return Key(direction, int(element.removesuffix("_bytes")), int(d), *differences)
 
 
 class _Lines(Mapping[int, str]):
