@@ -16,7 +16,7 @@ from lngen.errors import LngenError
 from lngen.files import sha256
 from lngen.launch.signature import Length
 from lngen.packs.manifest import Facts, Manifest
-from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES, SETS, Stretch
+from lngen.rules import ALIGNMENT, MOST_BLOCKS, ROW_KINDS, RULES, SETS, TABLE, Stretch
 from lngen.version import __version__
 
 HEADER, SOURCE, HPP = (f"c/lngen_kernels.{end}" for end in ("h", "c", "hpp"))
@@ -99,10 +99,12 @@ class Group:
         self.title = f"the {self.direction} of {self.graph}"
         used = {"d", "dtype", "rows", "eps", "inner", "workspace", "workspace_bytes"}
         self.names = {t: _unique(t, used) for t in {t["name"]: None for s in self.members for t in s.tensors}}
-        ends = {t: ("_stride", "_outer_stride")[: 1 + self.two] for t in self.names if self._wide(t)}
-        ends |= {t: ("_stride",) for t in self.names if self._by_columns(t) or self._of_table(t)}
-        ends |= {t: ("_outer_stride",) for t in self.names if self._of_sets(t)}
-        self.strides = {t: [_unique(self.names[t] + end, used) for end in of] for t, of in ends.items()}
+        kinds = {t: self._of(t)[0] for t in self.names}
+        steps = {t: _steps(of, self.two) for t, of in kinds.items()}
+        self.strides = {t: {step: _unique(f"{self.names[t]}_{step}", used) for step in of} for t, of in steps.items()}
+        tables = {t: of["axes"][0] for t, of in kinds.items() if of["shape"][:1] == [TABLE]}
+        fields = {axis: _unique("table_rows", used) for axis in dict.fromkeys(tables.values())}
+        self.table_rows = {t: fields[axis] for t, axis in tables.items()}
 
     def offset(self, field: str) -> str:
         """Of a field of the struct, in C."""
@@ -112,23 +114,11 @@ class Group:
     def leader(self) -> int:
         """The place of the first [M, D] tensor that has the dtype of the spec, or of the last one."""
         own, dtype = self.members[0].tensors, self.members[0].of["dtype"]
-        fitting = (n for n, t in enumerate(own) if t["axes"] == ["M", "D"] and t["dtype"] == dtype)
+        fitting = (n for n, t in enumerate(own) if _is_wide(t) and t["dtype"] == dtype)
         return next(fitting, len(own) - 1)
 
     def _of(self, tensor: str) -> list[Facts]:
         return [t for s in self.members for t in s.tensors if t["name"] == tensor]
-
-    def _wide(self, tensor: str) -> bool:
-        return any(t["axes"] == ["M", "D"] for t in self._of(tensor))
-
-    def _by_columns(self, tensor: str) -> bool:
-        return any(t["axes"][1:] == ["M"] for t in self._of(tensor))
-
-    def _of_sets(self, tensor: str) -> bool:
-        return any(map(_is_of_sets, self._of(tensor)))
-
-    def _of_table(self, tensor: str) -> bool:
-        return any(map(_is_of_table, self._of(tensor)))
 
     @property
     def fields(self) -> Iterator[str]:
@@ -136,13 +126,17 @@ class Group:
         yield from ("int64_t d;", "lngen_dtype dtype;", "int64_t rows;", *["double eps;"] * self.eps)
         if self.two:
             yield "int64_t inner; /* row r begins at (r / inner) * outer_stride + (r % inner) * stride */"
+        for field in dict.fromkeys(self.table_rows.values()):
+            tables = [self.names[t] for t, own in self.table_rows.items() if own == field]
+            yield f"int64_t {field}; /* of {' and '.join(tables)}; every position is below it, which nothing checks */"
         for tensor, name in self.names.items():
             facts = self._of(tensor)
-            shape = ", ".join(LENGTHS.get(n, n.lower()) for n in facts[0]["shape"])
+            lengths = {**LENGTHS, TABLE: self.table_rows.get(tensor, "")}
+            shape = ", ".join(lengths.get(n, n.lower()) for n in facts[0]["shape"])
             dtypes = " or ".join(sorted({t["dtype"] for t in facts}, key=DTYPES.index))
             const = "const " if facts[0]["role"] == "input" else ""
             yield f"{const}void *{name}; /* [{shape}], {dtypes}{self._same(tensor)} */"
-            yield from (f"int64_t {stride};" for stride in self.strides.get(tensor, ()))
+            yield from (f"int64_t {stride};" for stride in self.strides[tensor].values())
         yield from ("void *workspace; /* a multiple of 256 */", "size_t workspace_bytes;")
 
     def _same(self, tensor: str) -> str:
@@ -151,12 +145,27 @@ class Group:
         return f"; also {', '.join(same)}" if same else ""
 
 
+def _is_wide(tensor: Facts) -> bool:
+    return bool(tensor["axes"] == ["M", "D"])
+
+
+def _is_by_columns(tensor: Facts) -> bool:
+    return bool(tensor["axes"][1:] == ["M"])
+
+
 def _is_of_sets(tensor: Facts) -> bool:
     return bool(tensor["shape"][:1] == [SETS])
 
 
 def _is_of_table(tensor: Facts) -> bool:
     return bool(tensor["strides"][:1] == ["table_stride"])
+
+
+def _steps(tensor: Facts, two: bool) -> tuple[str, ...]:
+    """The distances of a tensor that a caller may choose; ``two``: of rows, if they are wide."""
+    if _is_wide(tensor):
+        return STEPS[: 1 + two]
+    return STEPS[1:] if _is_of_sets(tensor) else STEPS[: _is_by_columns(tensor) or _is_of_table(tensor)]
 
 
 def _unique(name: str, used: set[str]) -> str:
@@ -248,7 +257,8 @@ class _Class:
         self.by_sets = group.by_sets
         self.group, self.eps, self.key = group.name, group.eps, group.members[0].key
         self.workspace = any(e["workspace"]["buffers"] for s in group.members for e in s.sets)
-        taken = {"T", "rows", "workspace", "workspace_bytes", "stream", "call"}
+        self.table_rows = [*dict.fromkeys(group.table_rows.values())]
+        taken = {"T", "rows", "workspace", "workspace_bytes", "stream", "call", *self.table_rows}
         self.tensors = {t: (_type(group, t), _unique(name, taken), name) for t, name in group.names.items()}
 
 
@@ -284,9 +294,9 @@ STRUCTS = {
         "const char *name;", "kind role;", "lngen_dtype dtype;", "int axes;", "length shape[2];",
         "int64_t element_bytes, alignment, stride_multiple;", "int contiguous; /* no stride is the caller's choice */",
         "int by_columns; /* rows are its last axis */", "int of_sets; /* its rows are those of sets */",
-        "int of_table; /* its rows are those of positions if their number is 0, else of the call */",
+        "int of_table; /* it has a row for each one of the call, or as many as table_rows says */",
         "uint64_t in_place; /* a bit for each tensor whose place it may take */",
-        "size_t pointer, stride, outer_stride; /* offsets in the arguments; 0: no such field */",
+        "size_t pointer, stride, outer_stride, table_rows; /* offsets in the arguments; 0: no such field */",
     ),
     "kernel_set": (
         "const char *name;", "range tensors, kernels, buffers, numbers;",
@@ -445,17 +455,16 @@ def _stretch(buffer: Facts) -> Facts:
 def _tensor(tensor: Facts, entry: Facts, names: Sequence[str], group: Group) -> Facts:
     """A tensor with the offsets of its fields, and the bits of those whose place it may take."""
     name, shape = tensor["name"], [Length.of(text, entry["spec"]["d"])._asdict() for text in tensor["shape"]]
-    steps = zip(STEPS[_is_of_sets(tensor) :], group.strides.get(name, ()), strict=False)
-    offsets = {"pointer": group.names[name], **dict(steps)}
+    fields = {"pointer": group.names[name], "table_rows": group.table_rows.get(name), **group.strides[name]}
     return {
-        "stride_multiple": 0,
+        **dict.fromkeys(("stride_multiple", *STEPS), 0),
         **tensor,
-        **{field: group.offset(offsets[field]) if field in offsets else 0 for field in ("pointer", *STEPS)},
+        **{member: group.offset(field) if field else 0 for member, field in fields.items()},
         "of_sets": _is_of_sets(tensor),
         "of_table": _is_of_table(tensor),
         "axes": len(shape),
         "shape": [*shape, *[Length(1)._asdict()] * (2 - len(shape))],
-        "by_columns": tensor["axes"][1:] == ["M"],
+        "by_columns": _is_by_columns(tensor),
         "contiguous": not {"stride", "outer_stride"} & {*tensor["strides"]},
         "in_place": f"{sum(1 << names.index(other) for other in entry['in_place']['outputs'].get(name, ()))}u",
     }

@@ -1,5 +1,6 @@
 """The C library of a pack, called on a fake GPU that executes what it launches."""
 
+import ctypes
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -70,7 +71,17 @@ class OnGpu:
     def status(self, group: str, fields: Mapping[str, Any], **changes: Any) -> str:
         return self.library.call(group, self.library.structs[group](**{**fields, **changes}), 0, None)
 
-    def begin_workspace(self, group: str, fields: Mapping[str, Any]) -> None:
+    def workspace(self, group: str, fields: Mapping[str, Any]) -> int:
+        """The bytes that a call needs."""
+        size = ctypes.c_size_t()
+        made = self.library.structs[group](**fields)
+        assert self.library.call(f"{group}_workspace_bytes", made, 0, ctypes.byref(size)) == "OK", self.library.error()
+        return size.value
+
+    def begin_workspace(self, group: str, fields: dict[str, Any]) -> None:
+        """Gives a call a workspace, if it needs one."""
+        if size := self.workspace(group, fields):
+            fields |= {"workspace": c_launcher.allocate(self.gpu, size).value, "workspace_bytes": size}
         made = self.library.structs[group](**fields)
         assert self.library.call(f"{group}_init_workspace", made, 0, None) == "OK", self.library.error()
 

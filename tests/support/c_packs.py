@@ -17,7 +17,10 @@ from lngen.packs.build import build
 
 OLD = "layernorm.bwd:d=80,dtype=bf16"  # as PTX of 8.0 alone
 PLAIN = [spec("bf16"), spec("bf16", "bwd")]
-OTHERS = [spec("heads"), spec("heads", "bwd") + ",accumulate=gamma", spec("max"), spec("odd"), spec("odd", "bwd")]
+TABLES = "rope.fwd:d=128,dtype=bf16,head=64,positions=i64"
+OTHERS = [
+    spec("heads"), spec("heads", "bwd") + ",accumulate=gamma", spec("max"), spec("odd"), spec("odd", "bwd"), TABLES,
+]  # fmt: skip
 CALLS = {
     "forward": Call(PLAIN[0], (5,)), "many rows": TABLE["many rows"], "no rows": Call(PLAIN[0], (0,)),
     "backward": Call(PLAIN[1], (30,)), "backward, no rows": Call(PLAIN[1], (0,)), "one launch": TABLE["one launch"],

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lngen.launch.kernels import Described
+from lngen.rules import TABLE
 
 ENORMOUS = (-(2**63), 2**62, 2**63 - 1)
 Wrong = tuple[str, Any, str]  # a field, its value, the status
@@ -23,6 +24,11 @@ def wrong(fields: Mapping[str, Any], kernels: Described) -> Iterator[Wrong]:
             strides = [*ENORMOUS, *[d + 1] * (step > 1), *[d - step, 1 - d] * (t["role"] == "output")]
             yield from [(f"{name}_stride", stride, "BAD_STRIDE") for stride in strides]
     yield from [("rows", rows, "BAD_ROWS") for rows in (-1, *ENORMOUS)]
+    for t in (t for t in kernels["tensors"] if t["shape"][:1] == [TABLE]):
+        step = fields.get(f"{t['name']}_stride") or int(t["shape"][1])
+        last = fields[t["name"]] + (fields["table_rows"] - 1) * step * t["element_bytes"]
+        yield from [("table_rows", rows, "BAD_ROWS") for rows in (0, -1, *ENORMOUS)]
+        yield from [(o["name"], last, "OVERLAP") for o in kernels["tensors"] if o["role"] == "output"]
     yield from [("d", other, "UNSUPPORTED") for other in (0, -1, d + 1, -(2**63))]
     yield from [("dtype", other, "UNSUPPORTED") for other in (-1, 4, 2**31 - 1)]
     yield from [("eps", eps, "BAD_EPS") for eps in (math.nan, math.inf, -math.inf) if "eps" in fields]
@@ -43,7 +49,7 @@ def calls(groups: Mapping[str, tuple[Any, Described]], dtypes: Mapping[str, int]
         kinds = dict(structure._fields_)
         fields: dict[str, Any] = {"d": kernels["spec"]["d"], "dtype": dtypes[kernels["spec"]["dtype"]], "rows": 6}
         fields |= {key: place << 16 for place, (key, kind) in enumerate(kinds.items(), 1) if kind is ctypes.c_void_p}
-        fields |= {key: value for key, value in {"eps": 1e-6, "inner": 2}.items() if key in kinds}
+        fields |= {key: value for key, value in {"eps": 1e-6, "inner": 2, "table_rows": 4}.items() if key in kinds}
         good = " ".join(f"good.{key} = {_in_c(value, kinds[key])};" for key, value in fields.items())
         bad = [
             f"    WRONG({key}, {_in_c(value, kinds[key])}, {status})" for key, value, status in wrong(fields, kernels)

@@ -157,8 +157,8 @@ class Both:
             if recipe:
                 found = recipe.strides[t.name]
                 steps = found if isinstance(found, tuple) else (inner * found, found)
-            fields |= dict(zip(group.strides[t.name], steps[::-1], strict=False))
-        fields |= {group.strides[t.name][0]: given.strides[t.name][0] for t in call.tensors if t.by_columns}
+            fields |= dict(zip(group.strides[t.name].values(), steps[::-1], strict=False))
+        fields |= {group.strides[t.name]["stride"]: given.strides[t.name][0] for t in call.tensors if t.by_columns}
         fields |= {"inner": inner} if group.two else {}
         fields |= {"eps": given.eps} if group.eps else {}
         size = recipe.last[1].workspace_bytes if recipe else 1 << 50

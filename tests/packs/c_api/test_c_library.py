@@ -14,7 +14,7 @@ import pytest
 import lngen
 from c_driver import linked, no_op
 from c_library import CLibrary
-from c_packs import CALLS, OTHERS
+from c_packs import CALLS, OTHERS, TABLES
 from c_wrong import calls
 from launchers import groups
 from lngen.compiler.compile import Compilation
@@ -94,6 +94,7 @@ SPECS: tuple[str | Spec, ...] = (
     "add_rmsnorm.bwd:d=8,dtype=f32,wrt=x+residual,accumulate=x",
     "l2norm.fwd:d=8,dtype=f32,guard=max,eps=run",
     make_spec(Definition("awkward", awkward), "fwd", {"d": 8, "dtype": "f32"}),
+    "rope.fwd:d=8,dtype=f32,head=4,rotate=pairs,positions=i32",
 )
 
 
@@ -102,7 +103,10 @@ def test_it_compiles_without_a_word(embed: bool, tmp_path: Path) -> None:
     folder = written(pack_of(SPECS), tmp_path, Wanted(embed=embed))
     run(*STRICT, "-fsyntax-only", "lngen_kernels.c", cwd=folder)
     run(*STRICT, "-O0", "-c", "-DLNGEN_TRUST_POINTERS", '-DLNGEN_PACK_DIR="p"', "lngen_kernels.c", cwd=folder)
-    Path(folder / "a.cpp").write_text('#include "lngen_kernels.h"\nint main() { return lngen_load(0); }\n')
+    Path(folder / "a.cpp").write_text(
+        '#include "lngen_kernels.hpp"\ntemplate class lngen::RopeForwardHead4RotatePairsPositionsI32<float>;\n'
+        "int main() { return lngen_load(0); }\n"
+    )
     run("g++", "-std=c++17", *STRICT[2:], "-fsyntax-only", "a.cpp", cwd=folder)
     Path(folder / "a.c").write_text('#include "lngen_kernels.h"\nint main(void) { return lngen_load(0); }\n')
     run(*STRICT, "-fsyntax-only", "a.c", cwd=folder)
@@ -130,6 +134,8 @@ def test_fields_are_the_tensors_of_every_spec_and_never_collide() -> None:
     two = ["x", "x_stride", "x_outer_stride", "gamma", "y", "y_stride", "y_outer_stride", "rstd"]
     assert fields["lngen_rmsnorm_forward_eps_run_strides_2"] == [*head, "eps", "inner", *two, *end]
     assert fields["lngen_l2norm_forward_guard_max_eps_run"][3] == "eps"
+    tables = ["table_rows", "x", "x_stride", "cos", "cos_stride", "sin", "sin_stride", "positions", "y", "y_stride"]
+    assert fields["lngen_rope_forward_head_4_rotate_pairs_positions_i32"] == [*head, *tables, *end]
     (own,) = (found for name, found in fields.items() if "awkward" in name)
     wide = ["x", "x_stride_", "x_stride", "x_stride_stride", "int_", "rows_", "rows__stride"]
     assert own[3:-2] == [*wide, "operator_", "operator__stride"]
@@ -326,7 +332,7 @@ def test_the_program_of_the_page_compiles_and_says_what_is_missing(tmp_path: Pat
 
 # ---- under sanitizers ----
 
-TRIED = (*(CALLS[name].spec for name in ("forward", "one launch", "heads", "eps")), OTHERS[1])
+TRIED = (*(CALLS[name].spec for name in ("forward", "one launch", "heads", "eps")), OTHERS[1], TABLES)
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
