@@ -18,6 +18,7 @@ from packs import kernel_set
 PLAIN = "form=registers,threads=1,rows_per_block=128,vec=1"
 FEW = "form=registers,threads=1,rows_per_block=32,vec=1"
 BLOCKS = "form=registers,threads=4,rows_per_block=32,vec=8"
+HEADS = "form=registers,threads=16,rows_per_block=8,vec=8"
 BULK = "form=tma_unaligned,threads=32,rows_per_block=1,vec=1,stages=2,grid=2,tma_store=yes"
 
 # Schedules by spec: every form of what a description says.
@@ -31,6 +32,7 @@ BASES = {
     "l2norm.fwd:d=64,dtype=f32,guard=max,eps=run": PLAIN,
     "block_scaled.fwd:d=512,dtype=bf16": BLOCKS,
     "rmsnorm.fwd:d=512,dtype=bf16,quant=int8,scales=block,block_size=32,scale_layout=columns": BLOCKS,
+    "rope.fwd:d=128,dtype=bf16,head=64,positions=i64": HEADS,
 }
 ROWS = ("M", "M / 3", "ceil(M / 4)", "roundup(M, 4)")
 

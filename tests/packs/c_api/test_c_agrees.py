@@ -108,9 +108,10 @@ def hashed(name: str) -> int:
 
 @dataclass
 class Arrays:
-    """The arrays of a call: leading dimensions, and by name strides in elements and addresses; and eps."""
+    """The arrays of a call: leading dimensions, and by name shapes, strides in elements and addresses; and eps."""
 
     lead: tuple[int, ...]
+    shapes: dict[str, tuple[int, ...]]
     strides: dict[str, tuple[int, ...]]
     addresses: dict[str, int]
     eps: float
@@ -132,7 +133,7 @@ class Both:
 
     def by_python(self, call: PackCall, given: Arrays) -> tuple[tuple[str, ...], Recipe | None]:
         """What C has to answer, and for a call that is taken what Python goes by."""
-        layouts = [(t.dtype, t.shape(given.lead, call.d), given.strides[t.name], 0) for t in call.tensors]
+        layouts = [(t.dtype, given.shapes[t.name], given.strides[t.name], 0) for t in call.tensors]
         inputs, addresses = len(call.inputs), [given.addresses[t.name] for t in call.tensors]
         try:
             rows = math.prod(given.lead)
@@ -152,13 +153,14 @@ class Both:
         """The statuses of the calls, with distances as they are given, or as Python goes by them."""
         inner = recipe.inner if recipe else given.lead[-1]
         fields: dict[str, Any] = {group.names[name]: address or None for name, address in given.addresses.items()}
-        for t in (t for t in call.tensors if t.wide):
+        for t in (t for t in call.tensors if t.wide or t.of_table):
             steps = given.strides[t.name][:-1]
             if recipe:
                 found = recipe.strides[t.name]
                 steps = found if isinstance(found, tuple) else (inner * found, found)
             fields |= dict(zip(group.strides[t.name].values(), steps[::-1], strict=False))
         fields |= {group.strides[t.name]["stride"]: given.strides[t.name][0] for t in call.tensors if t.by_columns}
+        fields |= {field: given.shapes[name][0] for name, field in group.table_rows.items()}
         fields |= {"inner": inner} if group.two else {}
         fields |= {"eps": given.eps} if group.eps else {}
         size = recipe.last[1].workspace_bytes if recipe else 1 << 50
@@ -188,9 +190,12 @@ def drawn(call: PackCall, chance: random.Random) -> Arrays:
         lead = (chance.choice((1, 3, 64)) * 2**31 + chance.randint(-1, 1),)
     steps = {name: _gaps(lead, d + 8 * chance.choice((0, 0, 1, 5)), 8 * chance.choice((0, 0, 2))) for name in names}
     shapes = {t.name: t.shape(lead, d) for t in call.tensors}
+    positions = chance.choice((1, 2, 20)) * (0 not in lead)
+    shapes |= {t.name: (positions, shapes[t.name][1]) for t in call.tensors if t.by_position}
     strides = {t.name: (*steps[t.name], 1) if t.wide else t.strides(lead, d) for t in call.tensors}
     strides |= {t.name: _columns(strides[t.name], chance) for t in call.tensors if t.by_columns}
-    given = Arrays(lead, strides, {name: n * APART for n, name in enumerate(shapes, 1)}, 1e-6)
+    strides |= {t.name: (shapes[t.name][1] + 4 * chance.choice((0, 1, 8)), 1) for t in call.tensors if t.of_table}
+    given = Arrays(lead, shapes, strides, {name: n * APART for n, name in enumerate(shapes, 1)}, 1e-6)
     changes = [_other_steps, _other_address, _near, _near, _exactly] if max(lead) < 1000 else []
     changes = chance.sample(changes, min(len(changes), chance.randint(0, 2)))
     for change in changes:
@@ -213,7 +218,7 @@ def _gaps(lead: tuple[int, ...], step: int, gap: int) -> tuple[int, ...]:
 
 def _other_steps(call: PackCall, given: Arrays, chance: random.Random) -> None:
     """Of one array, in any direction and of any size."""
-    name = chance.choice([t.name for t in call.tensors if t.wide])
+    name = chance.choice([t.name for t in call.tensors if t.wide or t.of_table])
     unit = chance.choice((1, 8, call.d))
     steps = [unit * (chance.randint(1, 3 * call.d // unit) * chance.choice((1, -1))) for _ in given.lead]
     given.strides[name] = (*steps, 1)
