@@ -14,14 +14,14 @@ from typing import Any
 from lngen.compiler.compile import KernelSet, spill_text
 from lngen.compiler.devices import Device
 from lngen.compiler.interpret import interpret
-from lngen.compiler.ir import M, is_of_set, values_of
+from lngen.compiler.ir import M, is_of_set, is_of_table, values_of
 from lngen.compiler.ir.numerics import NUMPY_DTYPE, Array
 from lngen.compiler.lower import Argument, Kernel, requested_shared
-from lngen.compiler.passes.instance import NAMED, lengths
+from lngen.compiler.passes.instance import NAMED, indexed, lengths
 from lngen.compiler.toolchain import nvrtc_version
 from lngen.errors import LngenError
 from lngen.packs.repro_program import DTYPES, drawn, identity
-from lngen.rules import ROW_KINDS, row_argument
+from lngen.rules import ROW_KINDS, Distance, row_argument
 from lngen.version import __version__
 
 ANY, POSITIVE = (-1.5, 2.5), (0.25, 2.25)  # inputs are drawn from these; a mean of 0 could hide a mistake
@@ -94,26 +94,25 @@ def _case(kernels: KernelSet, arch: str, device: Device, rows: int, seed: int) -
     positive = {*spec.positive_inputs(), *(r.name for r in spec.forward().results)}
     inputs, arrays = dict[str, Any](), dict[str, Array]()
     sizes = lengths(spec.forward(), rows, spec.d)  # the next number of rows that sets divide
-    rows, inner = (sizes[M], NAMED) if spec.by_sets else (rows, 1)
+    rows, inner = sizes[M], NAMED if spec.by_sets else 1
+    axis_of = indexed(plan.graph)
     for v in plan.inputs:
-        span = POSITIVE if v.name in positive else ANY
-        inputs[v.name] = (
-            str(v.type.dtype),
-            v.type.shape_of(sizes) if is_of_set(v) else v.type.shape(rows, spec.d),
-            *span,
-        )
+        span = (0, sizes[axis_of[v]] - 1) if v in axis_of else POSITIVE if v.name in positive else ANY
+        inputs[v.name] = (str(v.type.dtype), v.type.shape_of(sizes), *span)
         arrays[v.name] = drawn(seed, v.name, *inputs[v.name]).view(NUMPY_DTYPE[v.type.dtype])
     found = interpret(plan.graph, arrays | numbers)
     bits = {v.name: (str(v.type.dtype), found[v.name].view(f"u{v.type.dtype.size}")) for v in plan.outputs}
     shared = requested_shared(plan, {name: used.registers for name, used in resources.items()}, device)
 
-    of_sets = {v.name for v in (*plan.inputs, *plan.outputs) if is_of_set(v)}
+    tensors = (*plan.inputs, *plan.outputs)
+    apart: dict[str | None, Distance] = {v.name: rows if v.type.by_columns else spec.d for v in tensors}
+    apart |= {v.name: (spec.d, 0) for v in tensors if is_of_set(v)}
+    apart |= {v.name: v.type.shape_of(sizes)[1] for v in tensors if is_of_table(v)}
 
     def argument(a: Argument) -> str | tuple[str, float]:
         if a.kind == "value":
             return f"c_{a.ctype}", float(numbers[a.tensor])
-        of_columns = a.kind in ("column_stride", "padded")
-        distance = rows if of_columns else (spec.d, 0) if a.tensor in of_sets else spec.d
+        distance = apart.get(a.tensor, 0)
         return ("c_longlong", row_argument(a.kind, rows, inner, distance)) if a.kind in ROW_KINDS else a.tensor
 
     return {

@@ -39,6 +39,7 @@ CASES: dict[str, tuple[str, str, int, str]] = {
     "one launch": ("layernorm.bwd:d=1000,dtype=bf16,blocks=3", PREFETCHED, 20, "sm_90"),
     "clusters": ("layernorm.fwd:d=16384,dtype=bf16", CLUSTERS, 2, "sm_90"),
     "maximum of all rows": ("rmsnorm.fwd:d=64,dtype=f32,quant=int8,amax=yes", "", 5, "sm_80"),
+    "positions": ("rope.fwd:d=128,dtype=bf16,head=64,positions=i64", "", 5, "sm_90"),
     "no statistics": ("softmax.bwd:d=33,dtype=f32", "", 4, "sm_90"),
 }
 
