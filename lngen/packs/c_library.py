@@ -112,10 +112,11 @@ class Group:
 
     @property
     def leader(self) -> int:
-        """The place of the first [M, D] tensor that has the dtype of the spec, or of the last one."""
+        """The place of the first [M, D] tensor that has the dtype of the spec, or of the first with rows."""
         own, dtype = self.members[0].tensors, self.members[0].of["dtype"]
         fitting = (n for n, t in enumerate(own) if _is_wide(t) and t["dtype"] == dtype)
-        return next(fitting, len(own) - 1)
+        with_rows = (n for n, t in enumerate(own) if t["axes"][:1] == ["M"])
+        return next(fitting, next(with_rows, len(own) - 1))
 
     def _of(self, tensor: str) -> list[Facts]:
         return [t for s in self.members for t in s.tensors if t["name"] == tensor]
@@ -316,7 +317,7 @@ STRUCTS = {
     ),
     "group": (
         "const char *name, *graph;", "range specs; /* sorted by dtype and d */",
-        "int leader; /* the tensor that has d, dtype and rows of a call */",
+        "int leader; /* the tensor that has the rows of a call, and d and dtype unless it has one axis */",
         "int by_sets; /* inner is the number of rows of a set */",
         "size_t eps, inner, workspace, workspace_bytes; /* offsets in the arguments; 0: no such field */",
     ),

@@ -79,7 +79,12 @@ class GraphOps:
         self.axes = {**{name: t.axes for name, t in types.items()}, **self.numbers}
         self.inputs = [*self.axes]
         self.whole = {name: t.dtype for name, t in types.items() if t.dtype not in FLOATS}
-        self.lead = next(name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole)
+        self.lead = next((name for name, axes in self.axes.items() if axes == WIDE and name not in self.whole), "")
+        if not self.lead:
+            raise TorchError(
+                f"'{self.name}' is expected to have an [M, D] input, of which an operator takes D and dtype, got "
+                f"{', '.join(self.inputs) or 'none'}; call lngen.compile({definition.name!r}, d=...).forward."
+            )
         self.optional = {name for name in types if whole and isinstance(self.defaults.get(name), bool)}
         self.outputs = [v.name for v in full.results]
         weights = [name for name, axes in self.numbers.items() if axes]

@@ -11,19 +11,24 @@ from torch import Tensor
 from lngen.compiler.ir import M
 from lngen.launch import direct
 from lngen.launch.array_call import ArrayCall
-from lngen.torch.bridge import side, text_of
+from lngen.torch.bridge import Side, side, text_of
 from lngen.torch.graph_ops import GraphOps, backward_text, quantises
 
 
 class OfGraph:
-    """The kernels of a graph for tensors of some dtypes; ``keys`` as of the operator."""
+    """The kernels of a graph for tensors of some dtypes, by the forward of these."""
 
-    def __init__(self, ops: GraphOps, keys: str, tensors: Mapping[str, Tensor]) -> None:
-        self.ops, self.side = ops, ops.side([tensors.get(name) for name in ops.inputs], keys)
+    def __init__(self, ops: GraphOps, one: Side) -> None:
+        self.ops, self.side = ops, one
         self.forward: ArrayCall = self.side.call
         self.alone: ArrayCall = self.forward
         if len(self.forward.outputs) > len(self.side.spec.differentiated):
             self.alone = side(text_of(replace(self.side.spec, save="none"))).call
+
+    @classmethod
+    def of(cls, ops: GraphOps, keys: str, tensors: Mapping[str, Tensor]) -> OfGraph:
+        """Those for these tensors; ``keys`` as of the operator."""
+        return cls(ops, ops.side([tensors.get(name) for name in ops.inputs], keys))
 
     def backward(self, wrt: tuple[str, ...]) -> ArrayCall:
         """Gradients of these inputs."""
@@ -55,4 +60,4 @@ class Direct(direct.Direct):
             saved = found.results[len(found.spec.differentiated) :]
             if quantises(found.spec) or not all(t.axes for t in saved):
                 return None
-        return self.prepared(lambda given: OfGraph(ops, keys, given), tensors, fixed, eps)
+        return self.prepared(lambda given: OfGraph.of(ops, keys, given), tensors, fixed, eps)

@@ -8,6 +8,7 @@ The loss is float32, also of 16-bit logits (``lngen help cross_entropy``).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,15 +18,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from lngen.compiler.graphs.class_targets import MOST_EXACT
+from lngen.compiler.spec import make_spec
 from lngen.torch.any_graph import GraphFunction, function
-from lngen.torch.bridge import TorchError, constant, run
+from lngen.torch.bridge import Side, TorchError, constant, leading_of, run, side, text_of
 from lngen.torch.graph_ops import INDEX, bound
-from lngen.torch.graph_way import Direct
+from lngen.torch.graph_way import Direct, OfGraph
 from lngen.torch.torch_functions import keys_of, norm
 
 INDICES = (torch.int64, torch.int32)
 KEYS = ("ignore_index", "reduction", "label_smoothing", "z_loss", "softcap")
 CROSS_ENTROPY = Direct(INDEX.name, ("x", "target", "class_weight"), KEYS)
+FACTOR = Direct(INDEX.name, ("target", "class_weight"))
 
 
 def cross_entropy(
@@ -152,6 +155,9 @@ def _of_shards(vocabulary: str, classes: int, options: tuple[tuple[str, Any], ..
 # ---- the gradient in the forward pass ----
 
 
+ONE = torch.ones((), dtype=torch.float32, device="cpu")  # has the dtype of x_grad_factor
+
+
 @torch._disable_dynamo  # type: ignore[untyped-decorator]
 def _at_once(input: Tensor, target: Tensor, weight: Tensor | None, options: tuple[Any, ...]) -> Tensor:
     """The loss, with the gradient over ``input``."""
@@ -170,9 +176,10 @@ class _AtOnce(Function):  # type: ignore[misc]
         ctx: Any, input: Tensor, target: Tensor, weight: Tensor | None, keys: str, options: tuple[Any, ...]
     ) -> Tensor:
         ignored, reduction = options[:2]
-        given = {"x": input, "target": target, "x_grad_factor": _factor(input, target, weight, ignored, reduction)}
+        given = {"x": input, "target": target, "x_grad_factor": ONE}
         given |= {} if weight is None else {"class_weight": weight}
         found = INDEX.side([given.get(name) for name in INDEX.inputs], keys)
+        given["x_grad_factor"] = _factor(input, target, weight, ignored, reduction)
         tensors = bound(INDEX.name, found.spec, (), given)
         loss, _ = run(found, tensors, 0.0, (None, input.view(-1, input.shape[-1])))
         torch.autograd.graph.increment_version(input)
@@ -193,17 +200,24 @@ class _AtOnce(Function):  # type: ignore[misc]
 
 
 def _factor(input: Tensor, target: Tensor, weight: Tensor | None, ignored: int, reduction: str) -> Tensor:
-    """What the sum of the losses is divided by, inverted: a float32 tensor of one element.
-
-    The count is int64, so it is exact, and weights add up in float64. Three launches, with weights seven.
-    """
+    """What the sum of the losses is divided by, inverted: a float32 tensor of one element; one launch."""
     if reduction != "mean":
         return torch.ones((), device=input.device)
-    kept = target != ignored
-    if weight is None:
-        return kept.sum().reciprocal().float()
-    chosen = weight[target.clamp(0, input.shape[-1] - 1)]
-    return (chosen * kept).sum(dtype=torch.float64).reciprocal().float()
+    tensors, fixed = (target, weight, None), (input.shape[-1], ignored)
+    found = FACTOR(tensors, fixed)
+    if found is None:
+        one = _of_targets(input.shape[-1], _word(target), weight is not None, ignored)
+        given = [t for t in tensors if t is not None]
+        leading_of(one, given)  # refuses shapes
+        found = FACTOR.prepared(lambda named: OfGraph(INDEX, one), tensors, fixed, 0.0) or run(one, given, 0.0)
+    return found[0]
+
+
+@cache
+def _of_targets(classes: int, target_dtype: str, weighted: bool, ignored: int) -> Side:
+    """The kernel of a factor."""
+    keys = {"d": classes, "target": "index", "vocabulary": "none", "target_dtype": target_dtype}
+    return side(text_of(make_spec(INDEX.definition, "fwd", keys | {"class_weight": weighted, "ignore_index": ignored})))
 
 
 fx.wrap("cross_entropy")

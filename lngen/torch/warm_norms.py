@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
         like = {name: torch.empty((1, self.d), dtype=self.dtype, device="meta") for name in rows}
         like |= {name: torch.empty(self.d, dtype=dtype, device="meta") for name, dtype, _ in self.weights}
         wrt = (*rows, *(name for name, _, differentiated in self.weights if differentiated))
-        way = cache(lambda: OfGraph(ops, keys, like))
+        way = cache(lambda: OfGraph.of(ops, keys, like))
         return [lambda: way().alone, lambda: way().forward, lambda: way().backward(wrt)]
 
 

@@ -10,11 +10,13 @@ torch: Any = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import lngen.torch as L  # noqa: E402
 from direct_tensors import forget, go_the_direct_way  # noqa: E402
 from lngen.errors import LngenError  # noqa: E402
 from lngen.torch.graph_ops import INDEX  # noqa: E402
+from lngen.torch.losses import _factor  # noqa: E402
 
 C, IGNORED = 9, 2
 WEIGHT = torch.linspace(0.5, 1.5, C)
@@ -48,6 +50,37 @@ def test_losses_and_gradients_are_pytorch_s(options: dict[str, Any], at_once: bo
     assert (found.data_ptr() == given.data_ptr()) is at_once
     module = L.CrossEntropyLoss(**options)
     assert torch.equal(module(x, TARGET), L.cross_entropy(x, TARGET, **options))
+
+
+class Seen(TorchDispatchMode):
+    """The operators of PyTorch that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(op.overloadpacket.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+def test_the_factor_of_a_mean_is_one_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of lngen's, none of PyTorch's. A count has PyTorch's bits."""
+    x, target, gpu = logits(), torch.arange(3000) % 10 - 1, go_the_direct_way(monkeypatch)
+    for weight, dtype in itertools.product((None, WEIGHT), (torch.int64, torch.int32)):
+        classes = target.to(dtype)
+        with Seen() as seen:
+            wanted = _factor(x, classes, weight, -1, "mean")  # by the interpreter
+        assert not gpu.launched
+        assert seen.names <= {"detach", "lift_fresh", "view", "_unsafe_view"}
+        for launches in (1, 2):
+            assert torch.equal(_factor(x, classes, weight, -1, "mean"), wanted)
+            assert len(gpu.launched) == launches
+        gpu.launched.clear()
+        each = torch.ones(C) if weight is None else weight.double()
+        kept = each[target[target >= 0]].sum().reciprocal().float()
+        torch.testing.assert_close(wanted, kept, rtol=0 if weight is None else 1e-6, atol=0)
+    forget()
 
 
 def model_s(x: Any, weight: Any = None) -> Any:
@@ -185,6 +218,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a shard before": (
         lambda: L.cross_entropy_shard(logits(), TARGET, -1, 11),
         "lie in a vocabulary of 11, got first_c",
+    ),
+    "without logits": (
+        lambda: L.function("cross_entropy", target="index", vocabulary="none"),
+        r"an \[M, D\] input, of which an operator takes D and dtype, got target; call lngen.compile\('cross_entropy'",
     ),
     "not contiguous": (lambda: L.cross_entropy(logits(C, 5).t(), TARGET, x_grad=True), "expected to be contiguous"),
 }

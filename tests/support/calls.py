@@ -177,9 +177,10 @@ SPECS = {
     "columns": "rmsnorm:d=512,dtype=bf16,quant=e5m2,scales=block,block_size=32,scale_layout=columns,save=none",
     "dx": "rmsnorm:d=256,dtype=bf16", "dx_blocks": "layernorm:d=256,dtype=f16",
     "index": "cross_entropy:d=64,dtype=bf16,target=index,reduction=mean",
+    "factor": "cross_entropy:d=64,target=index,class_weight=yes,vocabulary=none",
     "of_heads": "qk_rmsnorm:d=160,dtype=bf16,head=32,k_heads=2",
 }  # fmt: skip
-NO_BACKWARD = ("blocks", "class", "quantised", "scaled", "columns")
+NO_BACKWARD = ("blocks", "class", "factor", "quantised", "scaled", "columns")
 OF_BACKWARD = {"added": ",accumulate=gamma", "dx": ",dx_quant=e5m2", "dx_blocks": ",dx_quant=e4m3,dx_scales=block"}
 
 

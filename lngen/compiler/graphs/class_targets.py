@@ -25,8 +25,8 @@ KEYS: Mapping[str, tuple[Chosen, tuple[str, ...], str]] = {
     "reduction": ("none", ("none", "mean", "sum"), "what loss is of those of all rows"),
     "vocabulary": (
         "whole",
-        ("whole", "shard", "join"),
-        "whether rows have all classes, some, or numbers of all shards",
+        ("whole", "shard", "join", "none"),
+        "whether rows have all classes, some, numbers of all shards, or none: then the result is x_grad_factor",
     ),
     "classes": (0.0, (), "of the vocabulary, for vocabulary=shard and join"),
     "lse": (False, (), "whether lse, log(sum(exp(x))) of each row, is an output"),
@@ -37,7 +37,9 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "whole": (),
     "shard": ("class_weight", "label_smoothing", "z_loss", "reduction", "lse", "x_grad"),
     "join": ("class_weight", "label_smoothing", "softcap", "x_grad"),
+    "none": ("label_smoothing", "z_loss", "softcap", "reduction", "lse", "x_grad"),
 }
+IN_SHARDS = ("shard", "join")
 MOST_EXACT = 2.0**24  # whole numbers up to it are numbers of f32
 
 
@@ -54,14 +56,14 @@ def by_keys(b: GraphBuilder) -> Mapping[str, Chosen]:
     for key in ("z_loss", "softcap"):
         if float(said[key]) < 0:
             b.refuse(f"{key} is expected to be 0 or more, got {said[key]}.")
-    _check_shards(b, said)
+    _check_vocabulary(b, said)
     return said
 
 
-def _check_shards(b: GraphBuilder, said: Mapping[str, Chosen]) -> None:
-    """SpecError for keys that rows of some classes, or of shards, do not take."""
+def _check_vocabulary(b: GraphBuilder, said: Mapping[str, Chosen]) -> None:
+    """SpecError for keys that rows without all classes do not take."""
     vocabulary, classes = said["vocabulary"], float(said["classes"])
-    if (vocabulary == "whole") == (classes != 0) or not classes.is_integer() or not 0 <= classes <= MOST_EXACT:
+    if (vocabulary in IN_SHARDS) != (classes != 0) or not classes.is_integer() or not 0 <= classes <= MOST_EXACT:
         b.refuse(
             f"classes is expected to be a whole number up to 2^24 with vocabulary=shard and join, and only there; got "
             f"vocabulary={vocabulary}, classes={said['classes']}."
@@ -109,6 +111,10 @@ class Targets:
         chosen = self.unless_ignored(f"{name}_kept", self.chosen(name, x))
         return logits(self.b, chosen, scale, softcap, name)[1]
 
+    def weight(self, of_classes: Value | None) -> Value | None:
+        """The weight of the class of each row, [M]; None without weights."""
+        return None if of_classes is None else self.chosen("row_weight", of_classes)
+
     def sealed(self, name: str, x: Value) -> Value:
         """x, whose gradient is 0 in rows that are ignored."""
         return self.b.sealed(name, x, self.ignored)
@@ -126,7 +132,9 @@ def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> 
     that of w[t] over the rows that are not ignored.
     """
     if said["vocabulary"] != "whole":
-        (shard if said["vocabulary"] == "shard" else join)(b, said, scale)
+        if scale != 1.0 and said["vocabulary"] != "shard":
+            b.refuse(f"scale does not go with vocabulary={said['vocabulary']}; leave it away.")
+        {"shard": shard, "join": join, "none": factor}[str(said["vocabulary"])](b, said, scale)
         return
     loss = _Loss(b, said, scale)
     b.output("loss", loss.reduced(str(said["reduction"])), dtype=b.compute)
@@ -134,6 +142,11 @@ def cross_entropy(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> 
         b.output("lse", loss.targets.unless_ignored("lse_kept", loss.lse), dtype=b.compute)
     if said["x_grad"]:
         b.output("x_grad", b.stop_gradient(loss.gradient()), dtype=b.options.dtype)
+
+
+def class_weight(b: GraphBuilder) -> Value:
+    """The input class_weight."""
+    return b.input("class_weight", D, dtype=DType.F32, differentiable=False)
 
 
 def logits(b: GraphBuilder, x: Value, scale: float, softcap: float, name: str = "x") -> tuple[Value | None, Value]:
@@ -152,8 +165,13 @@ def reduced(b: GraphBuilder, targets: Targets, loss: Value, weight: Value | None
     total = b.reduce_sum("loss_sum", loss, axis=M)
     if reduction == "sum":
         return total
+    return b.div("loss_mean", total, b.statistic(weight_sum(b, targets, weight)))
+
+
+def weight_sum(b: GraphBuilder, targets: Targets, weight: Value | None, **order: int) -> Value:
+    """The sum of the weights of the rows that are not ignored, or without weights their number."""
     counted = targets.unless_ignored("kept", b.number("one", 1.0) if weight is None else weight)
-    return b.div("loss_mean", total, b.statistic(b.reduce_sum("weight_sum", counted, axis=M)))
+    return b.emit("reduce_sum", "weight_sum", (counted,), axis=M, **order)
 
 
 class _Loss:
@@ -176,9 +194,7 @@ class _Loss:
         b.bounds_row(int(MOST_EXACT), "classes as numbers of f32")
         x, self.targets = b.input("x", M, D), Targets(b, said)
         self.known = self.targets.known(b.size("classes", D, b.compute))
-        self.class_weight: Value | None = None
-        if said["class_weight"]:
-            self.class_weight = b.input("class_weight", D, dtype=DType.F32, differentiable=False)
+        self.class_weight = class_weight(b) if said["class_weight"] else None
         self.tanh, z = logits(b, self.targets.sealed("x_sealed", x), scale, self.softcap)
         self.z_of_class = self.targets.logit("x_of_class", x, scale, self.softcap)
         rowmax = b.statistic(b.reduce_max("rowmax", z, axis=D))
@@ -188,16 +204,12 @@ class _Loss:
         self.total = b.statistic(b.reduce_sum("rowsum", self.e, axis=D))
         logsum = b.named("logsum", self.total.log())
         self.lse = b.add("lse32", top, logsum)
-        self.own = self.weight = self._weight()
+        self.own = self.weight = self.targets.weight(self.class_weight)
         loss = self._surprise(shifted, logsum)
         if self.z_loss:
             factor, squared = b.number("z_loss", self.z_loss), b.mul("lse2", self.lse, self.lse)
             loss = b.add("loss_z", loss, b.mul("z_loss_lse2", factor, squared))
         self.rows = self.targets.unless_ignored("loss32", b.mul("loss_known", loss, self.known))
-
-    def _weight(self) -> Value | None:
-        """The weight of the class of each row."""
-        return None if self.class_weight is None else self.targets.chosen("row_weight", self.class_weight)
 
     def _surprise(self, shifted: Value, logsum: Value) -> Value:
         """The loss of each row without z_loss."""
@@ -246,6 +258,24 @@ class _Loss:
         return targets.unless_ignored("x_grad32", dx)
 
 
+# ---- without logits ----
+
+# One block adds targets: each of its threads every 512th, and then in a tree.
+BY_ONE_BLOCK = {"groups": 512, "blocks": 1, "interleave": 1}
+
+
+def factor(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
+    """The x_grad_factor of a mean, 1 / weight_sum, which is known before the logits are; infinity of no rows.
+
+    A class that is none counts as in the mean of the losses, which is NaN: as 1, or with weights as 0.
+    """
+    b.bounds_row(int(MOST_EXACT), "classes as numbers of f32")
+    targets = Targets(b, said)
+    weight = targets.weight(class_weight(b) if said["class_weight"] else None)
+    total = weight_sum(b, targets, weight, **BY_ONE_BLOCK)
+    b.output("x_grad_factor", b.div("x_grad_factor", b.number("one", 1.0), total), dtype=b.compute)
+
+
 # ---- a vocabulary in shards ----
 
 
@@ -269,8 +299,6 @@ def shard(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
 
 def join(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     """The loss by the numbers of all shards, [M, D] for D shards; see ``shard``."""
-    if scale != 1.0:
-        b.refuse("scale does not go with vocabulary=join; leave it away.")
     rowmax = b.input("rowmax", M, D, dtype=DType.F32, differentiable=False)
     rowsum, logit = (b.input(name, M, D, dtype=DType.F32) for name in ("rowsum", "logit"))
     targets = Targets(b, said, whole=False)

@@ -31,6 +31,7 @@ ADD_UP = (
     "is theirs."
 )
 FIELDS_HEAD = "Each field, and what its neighbouring values would change:"
+UNSCHEDULED = "One block reduces vectors to numbers, with every schedule alike."
 SIGNS = (
     "A value with + is slower than the chosen one by so much, one with - is faster. 'Cannot tell' means that the "
     "predicted difference is smaller than the model's error."
@@ -39,6 +40,9 @@ SIGNS = (
 
 def reasons(subject: Subject) -> Section:
     """Where the schedule comes from, its expected time, the best others, its fields, and how much was measured."""
+    if not subject.scheduled:
+        data: dict[str, Any] = {"chosen": str(subject.schedule), "rows": subject.rows}
+        return Section("schedule", "Schedule", (Text(UNSCHEDULED),), data)
     e = Evidence(subject)
     source, about = _source(e)
     time = e.expected(subject.schedule)
@@ -306,8 +310,9 @@ def why_not(subject: Subject, text: str) -> Section:
             used = [] if rule else [_resources(subject, s) for s in (chosen, asked)]
     except (LowerError, EmitError, CompileError) as error:
         rule = str(error).rstrip(".")
-    if rule or asked == chosen:
-        kind, answer = ("rule", f"It is illegal: {rule}.") if rule else ("same", "It is the chosen schedule.")
+    if rule or asked == chosen or not subject.scheduled:
+        same = "It is the chosen schedule." if asked == chosen else UNSCHEDULED
+        kind, answer = ("rule", f"It is illegal: {rule}.") if rule else ("same", same)
         return _section(data | {"kind": kind, "sentence": rule or answer}, Text(answer))
     e = Evidence(subject)
     found, both = e.against(asked), [e.expected(s) for s in (chosen, asked)]

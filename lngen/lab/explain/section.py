@@ -42,6 +42,11 @@ class Subject:
         """The schedule that is explained."""
         return self.plan.schedule
 
+    @property
+    def scheduled(self) -> bool:
+        """True if kernels depend on the schedule; one that reduces vectors to numbers does not."""
+        return any(kernel.role != "numbers" for kernel in self.plan.kernels)
+
     @cached_property
     def problem(self) -> Problem:
         """The facts that a schedule has to fit."""

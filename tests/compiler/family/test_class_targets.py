@@ -12,7 +12,7 @@ from bits import Case, check
 from lngen.compiler.interpret import interpret
 from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import parse_spec
-from lngen.errors import ArrayError, SpecError
+from lngen.errors import ArrayError, DerivativeError, SpecError
 from lngen.proof.check.inputs import mismatches, random_inputs
 from lngen.proof.ptx import run_plan
 from plans import plan_of
@@ -151,6 +151,38 @@ def test_all_rows_ignored() -> None:
         assert not results(f"reduction={reduction}", x, target, given, "bwd")["dx"].any()
 
 
+# ---- the factor of a mean ----
+
+
+def test_the_factor_of_a_mean() -> None:
+    """1 / the rows that are not ignored, as PyTorch has it; weights in the order of one block, near those of f64."""
+    rng = np.random.default_rng(0)
+    x, weight = np.zeros((1, 1000), np.float32), np.float32(rng.random(1000))
+    for rows in (1, 511, 513, 5000):
+        target = np.where(rng.random(rows) < 0.3, 7, rng.integers(1000, size=rows))
+        target[0] = 999
+        kept, keys = target[target != 7], "vocabulary=none,ignore_index=7"
+        (count,) = results(keys, x, target).values()
+        assert count == torch.tensor(len(kept)).reciprocal().numpy()
+        (found,) = results(f"{keys},{WEIGHTED}", x, target, {"class_weight": weight}).values()
+        terms = np.zeros(-(-rows // 512) * 512, np.float32)
+        terms[:rows] = np.where(target == 7, np.float32(0), weight[target])
+        folded = np.add.accumulate(terms.reshape(-1, 512))[-1]
+        while len(folded) > 1:
+            folded = folded[: len(folded) // 2] + folded[len(folded) // 2 :]
+        assert found == np.float32(1) / folded[0]
+        assert found == pytest.approx(1 / weight[kept].sum(dtype=np.float64), rel=1e-6)
+    for keys, no_class in (("", 0.5), (WEIGHTED, 1 / weight[3])):  # counts as in the mean of the losses, which is NaN
+        keys = f"vocabulary=none{',' * bool(keys)}{keys}"
+        for target, factor in (([-100, -100], INF), ([], INF), ([3, -100, 1000], no_class)):
+            (found,) = results(keys, x, np.array(target, np.int64), {"class_weight": weight}).values()
+            assert found == np.float32(factor)
+    with pytest.raises(DerivativeError, match="no input has a gradient"):
+        results("vocabulary=none", x, TARGET, graph="bwd")
+    plan = plan_of("cross_entropy.fwd:d=128256,target=index,vocabulary=none,class_weight=yes", multipass(32, 4))
+    assert [(k.role, k.grid[0](1_000_000)) for k in plan.kernels] == [("numbers", 1)]
+
+
 # ---- a vocabulary in shards ----
 
 
@@ -217,6 +249,9 @@ CASES = [
     Case("cross_entropy.bwd:d=1000,dtype=bf16,target=index,vocabulary=shard,classes=3000", registers(32, 2, 8), (7,)),
     Case("cross_entropy.fwd:d=3,target=index,vocabulary=join,classes=3000,reduction=mean", registers(1, 32, 1), (7,)),
     Case("cross_entropy.bwd:d=9000,target=index,class_weight=yes", tma(256, 1, 4, 2, grid=2), (3,)),
+    Case("cross_entropy.fwd:d=100,target=index,vocabulary=none", registers(4, 32, 4), (0, 1, 700)),
+    Case("cross_entropy.fwd:d=50257,target=index,target_dtype=i32,vocabulary=none,class_weight=yes",
+         multipass(32, 1), (0, 7, 1500)),
 ]  # fmt: skip
 
 
@@ -256,6 +291,7 @@ KEYS_REFUSED = {
     "target=index,classes=9": "classes is expected to be a whole number up to 2",
     "target=index,vocabulary=shard,classes=9,lse=yes": "lse does not go with vocabulary=shard",
     "target=index,vocabulary=join,classes=9,scale=2": "scale does not go with vocabulary=join",
+    "target=index,vocabulary=none,reduction=mean": "reduction does not go with vocabulary=none",
     "target=index,reduction=max": "there is no reduction 'max'",
 }
 

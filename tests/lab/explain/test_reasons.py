@@ -76,6 +76,14 @@ def test_sentences_are_short(case: str) -> None:
     assert len(sentences) > 20
 
 
+def test_what_one_block_reduces_has_no_schedule() -> None:
+    """The model predicts the time of rows."""
+    one = subject_of("cross_entropy.fwd:d=128256,target=index,vocabulary=none", "", None, H200)
+    for section in (reasons(one), why_not(one, "threads=64")):
+        assert "One block reduces vectors to numbers, with every schedule alike." in str(section)
+        assert "predict" not in str(section)
+
+
 @cache
 def recorded() -> list[Point]:
     files = (data_dir("generated") / name for names in RECORDED.values() for name in names)
