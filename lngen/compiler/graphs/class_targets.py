@@ -162,16 +162,24 @@ def reduced(b: GraphBuilder, targets: Targets, loss: Value, weight: Value | None
     """The losses of rows, their sum, or their mean by the weights of rows, which are 1 without any."""
     if reduction == "none":
         return loss
-    total = b.reduce_sum("loss_sum", loss, axis=M)
+    total = _sum_of_rows(b, "loss_sum", loss)
     if reduction == "sum":
         return total
     return b.div("loss_mean", total, b.statistic(weight_sum(b, targets, weight)))
 
 
-def weight_sum(b: GraphBuilder, targets: Targets, weight: Value | None, **order: int) -> Value:
+def weight_sum(b: GraphBuilder, targets: Targets, weight: Value | None) -> Value:
     """The sum of the weights of the rows that are not ignored, or without weights their number."""
     counted = targets.unless_ignored("kept", b.number("one", 1.0) if weight is None else weight)
-    return b.emit("reduce_sum", "weight_sum", (counted,), axis=M, **order)
+    return _sum_of_rows(b, "weight_sum", counted)
+
+
+def _sum_of_rows(b: GraphBuilder, name: str, x: Value) -> Value:
+    """The sum of [M], by one block for every D: each of its threads adds every 512th row, then they add in a tree.
+
+    The order of columns would leave few threads where D is large: 7 of 128256 columns.
+    """
+    return b.emit("reduce_sum", name, (x,), axis=M, groups=512, blocks=1, interleave=1)
 
 
 class _Loss:
@@ -260,10 +268,6 @@ class _Loss:
 
 # ---- without logits ----
 
-# One block adds targets: each of its threads every 512th, and then in a tree.
-BY_ONE_BLOCK = {"groups": 512, "blocks": 1, "interleave": 1}
-
-
 def factor(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     """The x_grad_factor of a mean, 1 / weight_sum, which is known before the logits are; infinity of no rows.
 
@@ -272,8 +276,8 @@ def factor(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     b.bounds_row(int(MOST_EXACT), "classes as numbers of f32")
     targets = Targets(b, said)
     weight = targets.weight(class_weight(b) if said["class_weight"] else None)
-    total = weight_sum(b, targets, weight, **BY_ONE_BLOCK)
-    b.output("x_grad_factor", b.div("x_grad_factor", b.number("one", 1.0), total), dtype=b.compute)
+    inverse = b.div("x_grad_factor", b.number("one", 1.0), weight_sum(b, targets, weight))
+    b.output("x_grad_factor", inverse, dtype=b.compute)
 
 
 # ---- a vocabulary in shards ----
