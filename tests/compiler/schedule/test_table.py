@@ -26,9 +26,9 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     for other in (BACKWARD, f"{BACKWARD},wrt=x", *(f"layernorm.fwd:{keys}" for keys in others)):
         assert near(other) == [], other
     assert near(FORWARD, 256) == []
-    sets = Key("fwd", 2, 4100, sets=2)
+    sets = Key("fwd", 2, 4104, sets=2)
     assert (sets.section, replace(sets, more=1, heavy=31).section) == (
-        "fwd_by_2.2_bytes.4100", "fwd_and_1_of_31_by_2.2_bytes.4100",
+        "fwd_by_2.2_bytes.4104", "fwd_and_1_of_31_by_2.2_bytes.4104",
     )  # fmt: skip
     table = replace(table, entries={**table.entries, sets: {1024: str(rows)}})
     assert near("ada_layernorm.fwd:d=4096,dtype=bf16") == [rows, staged, rows], "those with inputs of sets, then others"
