@@ -12,7 +12,7 @@ from lngen.torch.patching import PatchedNorm
 from lngen.torch.probe import agree
 from lngen.torch.variants import Variant
 
-H, HEAD = 3, 32
+H, HEAD = 3, 80
 pytestmark = pytest.mark.filterwarnings("ignore:lngen.torch.patch")
 
 
@@ -98,7 +98,7 @@ def test_a_norm_of_heads_becomes_the_one_of_their_weights(name: str, dtype: torc
 
 
 LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "other heads": (lambda: CohereNorm((2, 80)), "its weight has 2 dimensions"),
+    "other heads": (lambda: CohereNorm((2, 100)), "its weight has 2 dimensions"),
     "all heads": (NormOfAllHeads, "computes another function"),
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 import lngen.torch as L
 from sampling import grid
 
-HEADS, HEAD, EPS = (4, 2, 2), 32, 1e-6
+HEADS, HEAD, EPS = (4, 2, 2), 80, 1e-6
 ROWS = (2, 5)
 NAMES = ("pairs", "width", "positions")
 
@@ -45,7 +45,7 @@ def composed(given: Sequence[Tensor], cos: Tensor, sin: Tensor, at: Tensor | Non
     return *(rotated(n, cos, sin, pairs) for n in heads), v
 
 
-@grid(NAMES, [(p, w, a) for p in (False, True) for w in (32, 16) for a in (True, False)], strength=2)
+@grid(NAMES, [(p, w, a) for p in (False, True) for w in (HEAD, 16) for a in (True, False)], strength=2)
 def test_results_and_gradients_are_those_of_the_formula(pairs: bool, width: int, positions: bool) -> None:
     given, (cos, sin, at) = leaves(), angles(width, positions)
     found = L.qk_norm_rope(*given, cos, sin, at, HEADS, EPS, pairs)
@@ -77,7 +77,7 @@ def test_in_place_has_the_same_bits_and_leaves_v(positions: bool) -> None:
 
 def test_qwen_3_rounds_each_step() -> None:
     """Its norm rounds before the weight, and its rotation after every operator; a few sums round otherwise."""
-    given, (cos, sin, at) = leaves(torch.bfloat16), angles(32, True)
+    given, (cos, sin, at) = leaves(torch.bfloat16), angles(HEAD, True)
     cos, sin = cos.bfloat16(), sin.bfloat16()
     q, k, _ = L.qk_norm_rope(*given, cos, sin, at, HEADS, EPS, casts="llama", rotate_in="x")
     packed = given[0].unflatten(-1, (sum(HEADS), HEAD)).split(HEADS, -2)

@@ -15,7 +15,8 @@ from lngen.compiler.graphs.quantised import returned
 from lngen.compiler.graphs.rotary import Rotation
 from lngen.compiler.ir import Axis, D, DType, M, Value
 
-HEADS = (16, 32, 64, 128, 256)  # features of a head: the lanes of a warp, or a part of them, fold one
+# Features of a head. Up to 32 neighbouring lanes fold what each has of it, 32 numbers at most.
+HEADS = frozenset(n for n in range(8, 1025, 8) if n <= 32 * (n & -n))
 MOST_HEADS = 2**16
 
 Normalise = Callable[[GraphBuilder, Value, Axis], Value]  # of each block of features
@@ -51,12 +52,13 @@ def _normed(b: GraphBuilder, normalise: Normalise, orders: tuple[str, ...], *, b
 
 
 def head_features(b: GraphBuilder) -> int:
-    """The option ``head``; SpecError for a number of features that neighbouring lanes do not fold."""
+    """The option ``head``; SpecError for a number of features that the threads of a row do not fold."""
     features = int(b.option("head", 128, about="features of a head: E = D % head", whole=True))
     if features not in HEADS:
         b.refuse(
-            f"head is expected to be one of {', '.join(map(str, HEADS))}, got {features}; for other heads take "
-            "rmsnorm or layernorm of x as rows of one head, (tokens, heads, features), with strides=2."
+            f"head is expected to be a multiple of 8 up to 256, of 16 up to 512, or of 32 up to 1024, got {features}; "
+            "for other heads take rmsnorm or layernorm of x as rows of one head, (tokens, heads, features), with "
+            "strides=2."
         )
     return features
 

@@ -34,6 +34,7 @@ from lngen.compiler.ir.types import (
     is_join,
     is_number_fold,
     is_of_columns,
+    is_of_halves,
     is_of_set,
     is_of_table,
     is_over_heads,

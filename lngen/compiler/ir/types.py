@@ -441,6 +441,11 @@ def is_over_heads(eqn: Eqn) -> bool:
     return to is not None and to.period > 0 and to.each == 1 and M not in eqn.out.type.axes
 
 
+def is_of_halves(eqn: Eqn) -> bool:
+    """True for a rotation whose planes have a feature of each half, so that it takes elements of other vectors."""
+    return eqn.op == "rotate" and eqn.attr("by") == "halves"
+
+
 def is_of_columns(value: Value) -> bool:
     """True for a value with a number for each column, or for each of those that repeat: [D] or [E]."""
     return len(value.type.axes) == 1 and (value.type.axes[0] is D or value.type.axes[0].period > 0)

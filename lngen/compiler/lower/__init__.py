@@ -177,7 +177,7 @@ class _Lowering:
             phases=releasing(kernel.phases, row),
             blocks_per_sm=s.blocks_per_sm,
             accumulators=self._accumulators(sums),
-            dynamic=dynamic_shared(s, p) if s.form in STAGED else 0,
+            dynamic=dynamic_shared(s, p),
             cluster=s.cluster,
             row=row,
         )

@@ -189,10 +189,11 @@ def column_graph(parts: Parts, graph: Graph, apart: bool) -> tuple[Graph, tuple[
     handed = tuple(e.out for e in graph.eqns if e.out in taken)
     columns = extract(graph, graph.name, (*graph.params, *handed), operands)
     for eqn in columns.eqns:
-        along_d = eqn.out.type.along(D)
-        if is_over_segments(eqn.out) or (apart and (is_block_fold(eqn) or eqn.op == "rotate")):
+        met = apart and (is_block_fold(eqn) or eqn.op == "rotate")
+        if is_over_segments(eqn.out) or met:
+            shorter = "another form, which takes shorter rows, or " * met
             raise LowerError(
-                f"graph @{graph.name}: '{eqn.out}' varies along {along_d}, and a sum over rows needs it; with "
-                "form=multipass, that takes two graphs, one for the values and one for their sum."
+                f"graph @{graph.name}: '{eqn.out}' varies along {eqn.out.type.along(D)}, and a sum over rows needs it; "
+                f"with form=multipass, that takes {shorter}two graphs, one for the values and one for their sum."
             )
     return columns, handed

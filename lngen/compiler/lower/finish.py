@@ -24,7 +24,7 @@ from lngen.compiler.problem.footprint import (
     least_shared,
     partial_rows,
     partial_values,
-    scratch_numbers,
+    row_numbers,
     shared_by,
     unit,
 )
@@ -102,7 +102,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
     least = min(grid(MANY_ROWS), -(-tiles // rows.cluster) * rows.cluster)
     staged, numbers = rows.row.staged, finish.finish.shared
     s = rows.row.schedule
-    shared = max(partial_values(s, p), scratch_numbers(s, p), numbers)
+    shared = max(partial_values(s, p), row_numbers(s, p), numbers)
     return replace(
         rows,
         # The finish reads results of other blocks, so nothing in the workspace is constant.
@@ -120,7 +120,7 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
         grid=(grid._replace(least=least), rows.grid[1]),
         cooperative=True,
         always=True,
-        dynamic=max(rows.dynamic, numbers * p.real_size) if staged else 0,
+        dynamic=max(rows.dynamic, numbers * p.real_size * staged),
         row=rows.row if staged else replace(rows.row, shared=shared),
     )
 

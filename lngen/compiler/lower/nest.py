@@ -27,6 +27,7 @@ from lngen.compiler.ir import (
     is_block_fold,
     is_join,
     is_number_fold,
+    is_of_halves,
     is_over_segments,
     is_row_fold,
     is_segment_sum,
@@ -51,6 +52,11 @@ class Blocks:
     after: tuple[Eqn, ...]
     turned: tuple[Eqn, ...] = ()
 
+    @property
+    def shared(self) -> tuple[Eqn, ...]:
+        """The equations that need what other threads have."""
+        return (*self.folds, *filter(is_of_halves, self.turned))
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -58,7 +64,7 @@ class Loop:
 
     inputs     the inputs of which it reads elements
     segments   the sums of segments that it reads, and ``vector`` the equations over segments, once per vector
-    meeting    the loops before it, whose terms are reductions over blocks that every thread then completes
+    meeting    the loops before it, whose terms are reductions over blocks, and rotations, that threads then complete
     blocks     the reductions over blocks of features, before the elements that use them
     element    the equations, once per element
     terms      the reductions to which it adds terms; their results are complete behind it, or partial
@@ -126,7 +132,7 @@ class Style:
                   take the place of inputs; or at the "end"
     keeps         the factors of sums of squares of segments are kept in registers
     keeps_long    elements that are long to compute are kept in registers, and 16-bit results that later loops read
-    meets         reductions over blocks of features have loops of their own, behind each of which the threads meet
+    meets         what threads share of blocks of features has loops of its own, behind each of which they meet
     vectors       threads have vectors of features, each in one block: values over blocks are computed once for each
     """
 
@@ -279,10 +285,10 @@ class _Work:
         terms: tuple[Eqn, ...],
         stores: tuple[Value, ...] = (),
     ) -> Loop:
-        """A loop, behind one for each stage of the reductions over blocks that it uses, if they meet."""
+        """A loop, behind one for each stage of what it uses that threads share, if they meet."""
         loop = self._alone(wanted, ready, keep, terms, stores)
-        stages = [part.folds for part in loop.blocks if part.folds and self.style.meets]
-        meeting = (self._alone(tuple(a for e in folds for a in e.args), ready, (), folds) for folds in stages)
+        stages = [part.shared for part in loop.blocks if part.shared and self.style.meets]
+        meeting = (self._alone(tuple(a for e in shared for a in e.args), ready, (), shared) for shared in stages)
         return replace(loop, meeting=tuple(meeting))
 
     def _alone(
@@ -378,7 +384,7 @@ def _waits(eqn: Eqn) -> bool:
 def _blocks(over: Sequence[Eqn], used: Sequence[Eqn], elements: Sequence[Eqn], meet: bool) -> Iterable[Blocks]:
     """The equations ``over`` blocks and the rotations, in the order in which they wait for each other.
 
-    ``meet``: the terms of reductions are added before.
+    ``meet``: what threads share they have computed before.
     """
     stage: dict[Value, int] = {}
     for eqn in used:
@@ -386,7 +392,8 @@ def _blocks(over: Sequence[Eqn], used: Sequence[Eqn], elements: Sequence[Eqn], m
     for number in range(max((stage[e.out] for e in over), default=-1) + 1):
         folds = [e for e in over if is_block_fold(e) and stage[e.out] == number]
         turned = tuple(e for e in over if e.op == "rotate" and stage[e.out] == number)
-        needed = upstream(elements, [a for e in (*turned, *([] if meet else folds)) for a in e.args])
+        own = [e for e in turned if not is_of_halves(e)] if meet else [*turned, *folds]
+        needed = upstream(elements, [a for e in own for a in e.args])
         yield Blocks(
             element=tuple(e for e in elements if e.out in needed),
             folds=tuple(folds),

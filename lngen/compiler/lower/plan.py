@@ -293,8 +293,9 @@ def kernel_lines(kernel: Kernel) -> list[str]:
         lines.append(f"  leaving   {', '.join(map(str, kernel.row.results))}")
     if kernel.row and kernel.row.cached:
         lines.append(f"  cached    {', '.join(t.name for t in kernel.inputs.column)}")
-    if kernel.dynamic:
-        lines.append(f"  shared    {kernel.dynamic} bytes of stages")
+    if kernel.dynamic and kernel.row:
+        of = ["stages"] * kernel.row.staged + ["rotated heads"] * bool(kernel.row.turned)
+        lines.append(f"  shared    {kernel.dynamic} bytes of {' and '.join(of)}")
     if kernel.uniform:
         lines.append("  once      " + " ".join(_defined(s) for s in kernel.uniform))
     if kernel.maxima:

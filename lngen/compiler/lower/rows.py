@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lngen.compiler.devices import default_device
-from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns, is_of_set
+from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns, is_of_halves, is_of_set
 from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import named, tensors
@@ -45,6 +45,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,
         met=named(e for e in graph.eqns if is_block_fold(e)) if p.blocks_meet else (),
+        turned=tuple(filter(is_of_halves, graph.eqns)) if p.blocks_meet else (),
     )
     prefetching = 0 if row.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
     return replace(row, prefetch_blocks=prefetching)

@@ -25,6 +25,7 @@ from lngen.compiler.ir import (
     is_join,
     is_number_fold,
     is_of_columns,
+    is_of_halves,
     is_of_set,
     is_of_table,
     is_over_heads,
@@ -70,6 +71,7 @@ class Problem:
     live                        computed [M, D] values that a later phase uses, at most
     feature_blocks              features of a block, for each axis of blocks, and of a head that is rotated
     block_folds                 sums and maxima over blocks of features
+    turned_sizes                bytes per element of each rotation of heads by halves
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     stretch                     how the rows of a set are cut, of sums over the rows of sets
     set_sizes                   bytes per element of each [N, D] input, N being sets of rows
@@ -97,6 +99,7 @@ class Problem:
     live: int = 0
     feature_blocks: tuple[int, ...] = ()
     block_folds: int = 0
+    turned_sizes: tuple[int, ...] = ()
     strides: int = 1
     stretch: Stretch | None = None
     set_sizes: tuple[int, ...] = ()
@@ -154,6 +157,11 @@ class Problem:
         """Sums and maxima of the vectors of a row that meet in shared memory."""
         return self.block_folds * self.segments * self.segment_chunks * self.blocks_meet
 
+    @cached_property
+    def met_elements(self) -> int:
+        """Elements of a row that meet there for each rotation by halves."""
+        return self.segments * self.segment * self.blocks_meet
+
 
 def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     """The facts about ``graph`` for rows of ``d`` elements, at one distance or two."""
@@ -195,6 +203,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
             )
         ),
         block_folds=sum(map(is_block_fold, graph.eqns)),
+        turned_sizes=tuple(e.out.type.dtype.size for e in filter(is_of_halves, graph.eqns)),
         strides=strides,
         stretch=_stretch(graph),
         set_sizes=tuple(p.type.dtype.size for p in graph.params if is_of_set(p)),
@@ -302,15 +311,14 @@ def _check_blocks(graph: Graph, p: Problem) -> None:
 
 
 def _check_rotation(graph: Graph, eqn: Eqn, p: Problem) -> None:
-    """LowerError for heads that no warp has whole, or for halves that are not whole vectors."""
+    """LowerError for heads, or for halves, that are not whole vectors."""
     head, width = eqn.int_attr("head"), eqn.int_attr("width")
-    if head % p.chunk or p.lanes(head) * p.chunk != head or p.run != p.chunk:
+    if head % p.chunk or p.run != p.chunk:
         raise LowerError(
-            f"graph @{graph.name}: neighbouring threads rotate a head, so it is expected to be a power of two of "
-            f"vectors of {p.chunk} features, {WARP} at most, and a segment of {p.segment} features to be whole heads; "
-            f"got head={head}."
+            f"graph @{graph.name}: a thread has vectors of {p.chunk} features, so a rotated head is expected to be "
+            f"whole vectors; got head={head}."
         )
-    if eqn.attr("by") == "halves" and width % (2 * p.chunk):
+    if is_of_halves(eqn) and width % (2 * p.chunk):
         raise LowerError(
             f"graph @{graph.name}: a thread has vectors of {p.chunk} features, so half of a rotated width is expected "
             f"to be whole vectors; got a width of {width}."

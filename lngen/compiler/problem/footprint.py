@@ -47,6 +47,16 @@ def scratch_numbers(s: Schedule, p: Problem) -> int:
     return 2 * p.row_sums * segments_held(s, p) * s.block if s.threads > WARP else 0
 
 
+def met_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers of static shared memory for those of vectors that meet."""
+    return s.rows_per_block * p.block_numbers // s.cluster
+
+
+def row_numbers(s: Schedule, p: Problem) -> int:
+    """Numbers of static shared memory that the threads of rows share, without those that a cluster exchanges."""
+    return scratch_numbers(s, p) + met_numbers(s, p)
+
+
 def exchanged_values(s: Schedule, p: Problem) -> int:
     """Numbers that the blocks of a cluster exchange for a row."""
     return p.exchanged_sums * p.segments if s.cluster > 1 else 0
@@ -151,19 +161,33 @@ def stage_share(size: int, s: Schedule, p: Problem) -> int:
 
 def static_shared(s: Schedule, p: Problem) -> int:
     """Static shared memory in bytes."""
-    numbers = scratch_numbers(s, p) + (p.segment_values * p.segments if s.form == "multipass" else 0)
+    numbers = row_numbers(s, p) + (p.segment_values * p.segments if s.form == "multipass" else 0)
     exchanged = 2 * s.rows_per_block * exchanged_values(s, p)
     barriers = s.rows_per_block * (s.stages + 2) if s.form in STAGED or exchanged else 0
     # The row number of each stage, and in a cluster the broadcast row, of 8 bytes like a barrier.
     taken = s.rows_per_block * (s.stages + 2 * s.broadcast) if s.dynamic else 0
     if s.form not in STAGED:
         numbers = max(numbers, partial_values(s, p))
-    met = s.rows_per_block * p.block_numbers // s.cluster
-    return (numbers + exchanged + met) * p.real_size + 8 * (barriers + taken)
+    return (numbers + exchanged) * p.real_size + 8 * (barriers + taken)
 
 
 def dynamic_shared(s: Schedule, p: Problem) -> int:
-    """Dynamic shared memory in bytes: the stages, or at the end of the kernel the column sums; of stretches both."""
+    """Dynamic shared memory in bytes: that of stages, and behind it the elements of rotated heads that meet."""
+    return ring_shared(s, p) + turned_shared(s, p)
+
+
+def turned_shared(s: Schedule, p: Problem) -> int:
+    """Bytes of the elements of rotated heads that meet in a block."""
+    return sum(met_bytes(size, s, p) for size in p.turned_sizes)
+
+
+def met_bytes(size: int, s: Schedule, p: Problem) -> int:
+    """Those of one rotation, of elements of ``size`` bytes."""
+    return s.rows_per_block * p.met_elements // s.cluster * size
+
+
+def ring_shared(s: Schedule, p: Problem) -> int:
+    """Bytes of the stages, or at the end of the kernel of the column sums; of stretches both."""
     if s.form not in STAGED:
         return 0
     stages, sums = s.stages * s.rows_per_block * stage_bytes(s, p), partial_values(s, p) * p.real_size

@@ -383,7 +383,8 @@ def _sorted(roomy: Schedules, p: Problem, device: Device, vec: int | None, count
     if vec is not None:
         roomy = narrowed(roomy, p, vec)
     if not len(roomy):
-        raise ScheduleError(f"no schedule is legal for D={p.d}.")
+        met = ": what meets of blocks, or heads, fills the shared memory of a block; take shorter rows" * p.blocks_meet
+        raise ScheduleError(f"no schedule is legal for D={p.d}{met}.")
     inputs = features(roomy, p, count, device)
     clean = inputs.spill_factor <= 1
     # Where the model expects spills of all of them, the compiler decides.

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from lngen.compiler.ir import D, is_over_segments
 from lngen.compiler.lower import Kernel, Plan
-from lngen.compiler.problem.footprint import static_shared
+from lngen.compiler.problem.footprint import static_shared, turned_shared
 from lngen.compiler.spec import Spec
 from lngen.lab.explain.cost import Amount, as_json, at, bytes_of, formula, is_free, joined, listed, moved, si
 from lngen.lab.explain.section import Lines, Section, Subject, Table, Text, entry
@@ -96,7 +96,9 @@ def _place_lines(subject: Subject) -> Iterator[str]:
     if kernel.row:
         staged, static = listed(p.name for p in kernel.row.places), static_shared(subject.schedule, subject.problem)
         exchanged = f"{listed(shared)} of all segments" * bool(shared)
-        parts = [f"{staged} in {kernel.dynamic} bytes of stages" * bool(staged), exchanged]
+        turned = turned_shared(subject.schedule, subject.problem)
+        parts = [f"{staged} in {kernel.dynamic - turned} bytes of stages" * bool(staged), exchanged]
+        parts.append(f"{turned} bytes for elements of rotated heads" * bool(turned))
         parts.append(f"{static} static bytes for sums and barriers" * bool(static))
         parts.append("row sums of the other blocks of a cluster" * (kernel.cluster > 1))
         yield from entry("shared memory", "; ".join(filter(None, parts)))

@@ -4,9 +4,17 @@
 //     turn_halves<Row, /* head */ 128, /* width */ 128>(x, v);
 //
 // Neighbouring lanes of a warp have the vectors of a head. Of the planes (a, b) of its first WIDTH features, an element
-// gets -b in place of a, and a in place of b; elements behind them get 0.
+// gets -b in place of a, and a in place of b; elements behind them get 0. Where threads of several warps have a head,
+// its elements meet in shared memory:
+//
+//     auto& elements = *reinterpret_cast<Elements<Row, float>*>(ring);
+//     share_elements<Row>(elements, v, x);  // in a loop: vector v, x
+//     row_barrier<Row>();
+//     turn_met_halves<Row, /* head */ 80, /* width */ 80>(x, elements, v);
 #ifndef LNGEN_ROTARY_CUH
 #define LNGEN_ROTARY_CUH
+
+#include "lngen/vector.cuh"
 
 namespace lngen {
 
@@ -20,6 +28,29 @@ __device__ __forceinline__ void turn_halves(Real (&x)[Row::N], int v) {
         const Real other = __shfl_sync(0xffffffffu, x[i], first ? lane + AWAY : lane - AWAY);
         x[i] = first ? -other : WIDTH == HEAD || place < WIDTH ? other : Real(0);
     }
+}
+
+// The elements of the rows of a block, and the place of vector v among them.
+template <typename Row, typename Real> struct Elements {
+    Real of[Row::ROWS][Row::BLOCK_COLUMNS];
+    __device__ __forceinline__ Real* at(int v) { return of[Row::group()] + (Row::column(v, 0) - Row::first_column()); }
+};
+
+// Shares the elements of vector v with the threads of the row.
+template <typename Row, typename Real>
+__device__ __forceinline__ void share_elements(Elements<Row, Real>& elements, int v, const Real (&x)[Row::N]) {
+    if (Row::holds(v, 0)) write<PlainStore, Row::N>(elements.at(v), x);
+}
+
+// The same planes as of turn_halves, of elements that have met.
+template <typename Row, int HEAD, int WIDTH, typename Real>
+__device__ __forceinline__ void turn_met_halves(Real (&x)[Row::N], Elements<Row, Real>& elements, int v) {
+    constexpr int AWAY = WIDTH / 2;
+    const int place = Row::column(v, 0) % HEAD;
+    const bool first = place < AWAY, turns = Row::holds(v, 0) && (WIDTH == HEAD || place < WIDTH);
+    Access<Real, Row::N> other = {};
+    if (turns) other.read(elements.at(v) + (first ? AWAY : -AWAY), PlainLoad{});
+    for (int i = 0; i < Row::N; ++i) x[i] = first ? -other[i] : other[i];
 }
 
 // Features 2 * j and 2 * j + 1 of a head are a plane.

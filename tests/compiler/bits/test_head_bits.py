@@ -69,6 +69,9 @@ SPECS = (
     "qk_layernorm.bwd:d=9216,dtype=bf16,k_heads=8",
     "qk_layernorm.fwd:d=384,dtype=f64",
     "qk_layernorm.bwd:d=192,dtype=f64,head=64,gamma=no",
+    "qk_rmsnorm.fwd:d=400,dtype=bf16,head=80,k_heads=1,casts=llama",
+    "qk_rmsnorm.bwd:d=768,dtype=bf16,head=96,k_heads=1",
+    "qk_layernorm.bwd:d=1536,dtype=f32,head=512,k_heads=1",
 )
 
 
@@ -79,7 +82,7 @@ def test_default_schedules(text: str, arch: str) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("text", [SPECS[1], SPECS[3], SPECS[12]])
+@pytest.mark.parametrize("text", [SPECS[1], SPECS[3], SPECS[12], SPECS[-2]])
 def test_every_form(text: str) -> None:
     for plan in plan_of_each_form(parse_spec(text)):
         executed(plan, 9)
@@ -108,7 +111,7 @@ def test_random_schedules(seed: int) -> None:
 OPTIONS: dict[str, tuple[str, ...]] = {
     "graph": ("qk_rmsnorm", "qk_layernorm"),
     "way": ("fwd", "bwd"),
-    "head": ("16", "32", "64", "128", "256"),
+    "head": ("8", "16", "32", "64", "128", "256", "24", "80", "96", "512"),
     "heads": ("1", "2", "3", "5", "9", "24"),
     "dtype": ("bf16", "f16", "f32"),
     "weight": ("bf16", "f16", "f32"),

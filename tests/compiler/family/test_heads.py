@@ -35,7 +35,7 @@ def gradient(dy: Array, xhat: Array, rstd: Array, gamma: Array, rms: bool) -> Ar
 
 
 WEIGHTS: dict[str, dict[str, Any]] = {
-    "of q and of k": {"k_heads": K},
+    "of q and of k": {"k_heads": K, "head": 80},
     "of all heads": {},
     "of each head": {"head_weights": "own"},
     "of k alone": {"k_heads": Q + K},
@@ -48,25 +48,27 @@ WEIGHTS: dict[str, dict[str, Any]] = {
 def test_forward_and_backward_are_the_closed_form(weights: str, rms: bool) -> None:
     """In float64: the heads of q come first, and a gradient of shared weights is a sum over tokens and heads."""
     keys, names = WEIGHTS[weights], ("gamma",) if rms else ("gamma", "beta")
-    of_k = keys.get("k_heads", 0)
-    every = {"gamma": np.ones((Q + K, HEAD)), "beta": np.zeros((Q + K, HEAD))}
+    of_k, keys = keys.get("k_heads", 0), {"head": HEAD, **keys}
+    head = keys["head"]
+    d = (Q + K) * head
+    every = {"gamma": np.ones((Q + K, head)), "beta": np.zeros((Q + K, head))}
     given: dict[str, Array] = {}
     parts = [("", slice(0, Q + K - of_k)), ("_k", slice(Q + K - of_k, None))][: 1 + bool(of_k)]
     for end, heads in parts if weights != "none" else ():
         for name in names:
-            given[name + end] = RNG.normal(1, 0.5, D if keys.get("head_weights") else HEAD)
-            every[name][heads] = given[name + end].reshape(-1, HEAD)
-    x, dy = RNG.normal(0.5, 1, (2, T, Q + K, HEAD))
-    norm = lngen.compile("qk_rmsnorm" if rms else "qk_layernorm", d=D, head=HEAD, dtype="f64", eps=1e-6, **keys)
-    y, saved = norm.forward(x.reshape(T, D), *given.values())
+            given[name + end] = RNG.normal(1, 0.5, d if keys.get("head_weights") else head)
+            every[name][heads] = given[name + end].reshape(-1, head)
+    x, dy = RNG.normal(0.5, 1, (2, T, Q + K, head))
+    norm = lngen.compile("qk_rmsnorm" if rms else "qk_layernorm", d=d, dtype="f64", eps=1e-6, **keys)
+    y, saved = norm.forward(x.reshape(T, d), *given.values())
     want, xhat, rstd = model(x, every["gamma"], every["beta"], rms)
-    np.testing.assert_allclose(y, want.reshape(T, D), rtol=1e-12, atol=1e-12)
-    dx, *found = norm.backward(dy.reshape(T, D), saved)
-    np.testing.assert_allclose(dx, gradient(dy, xhat, rstd, every["gamma"], rms).reshape(T, D), rtol=1e-11, atol=1e-11)
+    np.testing.assert_allclose(y, want.reshape(T, d), rtol=1e-12, atol=1e-12)
+    dx, *found = norm.backward(dy.reshape(T, d), saved)
+    np.testing.assert_allclose(dx, gradient(dy, xhat, rstd, every["gamma"], rms).reshape(T, d), rtol=1e-11, atol=1e-11)
     for name, got in zip(given, found, strict=True):
         of_heads = (dy * xhat if name.startswith("gamma") else dy).sum(0)
         heads = of_heads[Q + K - of_k :] if name.endswith("_k") else of_heads[: Q + K - of_k]
-        expected = of_heads.reshape(D) if keys.get("head_weights") else heads.sum(0)
+        expected = of_heads.reshape(d) if keys.get("head_weights") else heads.sum(0)
         np.testing.assert_allclose(got, expected, rtol=1e-11, atol=1e-11, err_msg=name)
 
 
@@ -117,14 +119,15 @@ def test_a_packed_projection_is_normalised_in_place() -> None:
 
 def test_heads_of_other_sizes_are_rows_of_rmsnorm() -> None:
     """The way out that the refusal names: rows (token, head), at two distances, with one weight."""
-    qkv = RNG.normal(size=(T, 4, 80)).astype(np.float32)
-    gamma = RNG.normal(size=80).astype(np.float32)
-    y, _ = lngen.compile("rmsnorm", d=80, eps=1e-6, strides=2).forward(qkv[:, :3], gamma)
+    qkv = RNG.normal(size=(T, 4, 100)).astype(np.float32)
+    gamma = RNG.normal(size=100).astype(np.float32)
+    y, _ = lngen.compile("rmsnorm", d=100, eps=1e-6, strides=2).forward(qkv[:, :3], gamma)
     np.testing.assert_allclose(y, model(qkv[:, :3].astype(float), gamma, 0.0, True)[0], rtol=1e-5, atol=1e-6)
 
 
 REFUSED = {
-    "expected to be one of 16, 32, 64, 128, 256, got 80; for other heads take rmsnorm": "d=800,head=80",
+    "of 16 up to 512, or of 32 up to 1024, got 100; for other heads take rmsnorm": "d=800,head=100",
+    "a multiple of 8 up to 256, .* got 264": "d=528,head=264",
     "'head' is expected to be a whole number, got '64.5'": "d=129,head=64.5",
     "k_heads is expected to be from 0 to": "d=128,k_heads=-1",
     "a row with k_heads=3 heads of 64 features has 192 features at least, got d=128": "d=128,head=64,k_heads=3",

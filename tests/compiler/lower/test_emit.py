@@ -375,6 +375,7 @@ def kernels_of_own_graphs() -> Iterator[str]:
     blocks += [parse_spec("softmax.fwd:d=64,dtype=bf16")]
     blocks += [parse_spec("rmsnorm.fwd:d=64,quant=e4m3,amax=yes"), make_spec(DEFINITIONS["taken"], "fwd", {"d": 64})]
     blocks += [parse_spec(f"rope.fwd:d=64,head=32,rotate={way},positions=i64") for way in ("halves", "pairs")]
+    blocks += [parse_spec("rope.fwd:d=96,head=48")]
     for spec in (*specs, *blocks):
         facts = problem(spec.graph(), spec.d)
         found = {s.form: s for s in space(facts)}

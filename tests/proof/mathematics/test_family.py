@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import lcm
 
 import numpy as np
 import pytest
@@ -39,11 +41,11 @@ GATED = (
 
 HEADS = (
     "", "k_heads=3,head=16", "k_heads=1,head=64,eps=0.3", "head=32", "head_weights=own,head=32", "zero_centred=yes",
-    "head_weights=own,zero_centred=yes,head=16", "k_heads=4,head=32,zero_centred=yes", "k_heads=1", "save=none",
+    "head_weights=own,zero_centred=yes,head=16", "k_heads=4,head=32,zero_centred=yes", "k_heads=1,head=96", "save=none",
 )  # fmt: skip
 
 ROTATIONS = (
-    "head=16", "head=32,rotate=pairs", "head=32,rotary=16", "head=64,rotate=pairs,rotary=32,positions=i32",
+    "head=16", "head=32,rotate=pairs", "head=96,rotary=32", "head=64,rotate=pairs,rotary=32,positions=i32",
     "head=16,positions=i64,table_dtype=bf16", "head=16,rotate=pairs,rotate_in=x,dtype=bf16,table_dtype=f16",
 )  # fmt: skip
 ROTATED = tuple(k if "rotate=" in k else f"{k},rotate=halves" for k in (*ROTATIONS, "head=32,rotate_in=norm,dtype=f16"))
@@ -119,7 +121,9 @@ CASES = [(name, keys) for name, listed in KEYS.items() for keys in listed]
 
 
 def text(name: str, way: str, keys: str, d: int = D) -> str:
-    return f"{name}.{way}:" + ",".join(filter(None, (f"d={whole_heads(name, d)}", keys)))
+    head = re.search(r"\bhead=(\d+)", keys)
+    features = lcm(whole_heads(name, d), int(head[1]) if head else 1)
+    return f"{name}.{way}:" + ",".join(filter(None, (f"d={features}", keys)))
 
 
 def backward_of(name: str, keys: str, d: int = D) -> Spec:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from lngen.compiler.ir import DType, ctype
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     column_threads,
     exchanged_values,
     groups_of_a_block,
+    met_bytes,
+    met_numbers,
+    ring_shared,
     row_blocks,
+    row_numbers,
     scratch_numbers,
     stage_bytes,
 )
@@ -78,15 +83,22 @@ def _template(name: str, *types: str, **values: int | str) -> str:
     return f"{name}<{', '.join([*types, *listed])}>"
 
 
-def row_objects(s: Schedule, p: Problem, shared_sums: int, of_vectors: Iterable[str]) -> tuple[str, ...]:
+def row_objects(
+    s: Schedule, p: Problem, shared_sums: int, of_vectors: Iterable[str], of_elements: Iterable[tuple[str, DType]]
+) -> tuple[str, ...]:
     """The declarations of shared memory and of the policies' objects; ``shared_sums`` numbers are shared.
 
-    ``of_vectors``: the arrays in which the numbers of vectors meet.
+    ``of_vectors``: the arrays in which the numbers of vectors meet, ``of_elements`` those of elements of rotated heads.
     """
-    lines = [f"__shared__ {real(p)} {name}[Row::ROWS][Row::BLOCK_COLUMNS / Row::N];" for name in of_vectors]
-    if shared_sums:  # shared by row reductions, column sums and their totals, one after the other
-        numbers = max(shared_sums, scratch_numbers(s, p))
-        lines.append(f"__shared__ __align__(16) {real(p)} sums_buffer_[{numbers}];")
+    lines, numbers = [], "[Row::ROWS][Row::BLOCK_COLUMNS / Row::N]"
+    if shared_sums:  # shared by rows, column sums and their totals, one after the other
+        lines.append(f"__shared__ __align__(16) {real(p)} sums_buffer_[{max(shared_sums, row_numbers(s, p))}];")
+    begin, each = scratch_numbers(s, p), met_numbers(s, p) // max(p.block_folds, 1)
+    for n, name in enumerate(of_vectors):
+        place = f"sums_buffer_[/* {real(p)}s */ {begin + n * each}]"
+        shared = f"auto& {name} = reinterpret_cast<{real(p)} (&){numbers}>({place});"
+        lines.append(shared if shared_sums else f"__shared__ {real(p)} {name}{numbers};")
+    lines += _of_elements(s, p, of_elements)
     if p.row_sums and s.threads > 32 and shared_sums:
         lines += ["Reduce reduce_{*reinterpret_cast<Reduce::Buffers*>(sums_buffer_)};"]
     elif p.row_sums and s.threads > 32:
@@ -104,6 +116,16 @@ def row_objects(s: Schedule, p: Problem, shared_sums: int, of_vectors: Iterable[
     if s.dynamic:
         arguments.append("counter_")
     return (*lines, f"Stream stream_{{{', '.join(arguments)}}};")
+
+
+def _of_elements(s: Schedule, p: Problem, arrays: Iterable[tuple[str, DType]]) -> Iterator[str]:
+    """The declarations of the arrays in which elements meet, in dynamic shared memory behind the stages."""
+    offset = ring_shared(s, p)
+    for n, (name, dtype) in enumerate(arrays):
+        if n == 0 and s.form not in STAGED:
+            yield "extern __shared__ __align__(128) unsigned char ring_[];"
+        yield f"auto& {name} = *reinterpret_cast<Elements<Row, {ctype(dtype)}>*>(ring_ + /* bytes */ {offset});"
+        offset += met_bytes(dtype.size, s, p)
 
 
 def real(p: Problem) -> str:

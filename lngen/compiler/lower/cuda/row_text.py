@@ -18,7 +18,16 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.lower.cuda.fragments import Sum, Tensor, c_name
 from lngen.compiler.lower.cuda.policies import row_objects, row_types
-from lngen.compiler.lower.cuda.spelling import Inputs, Spelling, address, address_of_set, tables, taken, tensor
+from lngen.compiler.lower.cuda.spelling import (
+    Inputs,
+    Spelling,
+    address,
+    address_of_set,
+    of_elements,
+    tables,
+    taken,
+    tensor,
+)
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
@@ -78,6 +87,7 @@ class RowKernel:
                       "ring" of stages, or not at all ("")
     shared            numbers of shared memory for that, outside stages
     met               the reductions over blocks of features whose numbers of vectors meet in shared memory
+    turned            the rotations of heads whose elements meet there
     prefetch_blocks   blocks that prefetch rows; 0 for all of them
     """
 
@@ -96,6 +106,7 @@ class RowKernel:
     flush: str = ""
     shared: int = 0
     met: tuple[Sum, ...] = ()
+    turned: tuple[Eqn, ...] = ()
     prefetch_blocks: int = 0
 
     def types(self, overtaken: bool) -> tuple[str, ...]:
@@ -105,7 +116,8 @@ class RowKernel:
     @property
     def objects(self) -> tuple[str, ...]:
         """C++: the objects of these, and their shared memory."""
-        return row_objects(self.schedule, self.problem, self.shared, [t.of_vectors for t in self.met])
+        of_vectors, turned = (t.of_vectors for t in self.met), ((of_elements(e), e.out.type.dtype) for e in self.turned)
+        return row_objects(self.schedule, self.problem, self.shared, of_vectors, turned)
 
     @property
     def staged(self) -> bool:

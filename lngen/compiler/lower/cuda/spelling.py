@@ -18,6 +18,7 @@ from lngen.compiler.ir import (
     ctype,
     is_column_fold,
     is_join,
+    is_of_halves,
     is_of_table,
     is_over_heads,
     is_over_sets,
@@ -181,7 +182,7 @@ class Spelling:
     cluster         the blocks of a cluster share a row
     d, vector       features of a row, and of a vector
     lanes           neighbouring threads that fold a block of so many features, or what they have of it
-    meets           the sums and maxima of the vectors of a block have met in shared memory before
+    meets           what threads share of a block has met in shared memory before
     """
 
     inputs: Inputs
@@ -317,7 +318,7 @@ def _loop(loop: Loop, s: Spelling, added: Callable[[Eqn], tuple[str, str]]) -> L
         vector=tuple(loads),
         element=(
             *(line for e in loop.element if e.out not in pairs for line in _computed(e, inputs, loop.keep)),
-            *(_term(e, inputs, *added(e)) for e in loop.terms),
+            *(_shared(e, inputs) if e.op == "rotate" else _term(e, inputs, *added(e)) for e in loop.terms),
             *(_stored(v, pairs.get(v), s, inputs) for v in loop.stores),
         ),
         inputs=tuple(p.name for p in loop.inputs),
@@ -336,11 +337,15 @@ def _stored(value: Value, cast: Eqn | None, s: Spelling, inputs: Inputs) -> Stat
 
 
 def _meeting(loop: Loop, s: Spelling) -> LoopText:
-    """The loop in which every thread shares the sum or the maximum of each of its vectors, from left to right."""
-    text, sums = _loop(loop, s, lambda e: ("", f"{e.out.name}_acc_")), named(loop.terms)
+    """The loop in which every thread shares the sum or the maximum of each of its vectors, or the elements."""
+    text = _loop(loop, s, lambda e: ("", f"{e.out.name}_acc_"))
+    sums, turned = named(e for e in loop.terms if e.op != "rotate"), [e for e in loop.terms if e.op == "rotate"]
     begin = (Statement(f"{t.real} {t.accumulator} = {t.functor}::neutral();") for t in sums)
-    share = (Statement(f"share_vector<Row>({t.of_vectors}, v_, {t.accumulator});") for t in sums)
-    return replace(text, vector=(*text.vector, *begin), after=tuple(share))
+    share = (
+        *(Statement(f"share_vector<Row>({t.of_vectors}, v_, {t.accumulator});") for t in sums),
+        *(Statement(f"share_elements<Row>({of_elements(e)}, v_, {_vector_of(e)});") for e in turned),
+    )
+    return replace(text, vector=(*text.vector, *begin, *map(_vector, turned)), after=share)
 
 
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
@@ -367,31 +372,49 @@ def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
 
 
 def _met_blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
-    """Every thread folds the numbers of vectors that have met, in the same order: its last levels are over lanes."""
+    """Every thread folds the numbers of vectors that have met, in the same order: its last levels are over lanes.
+
+    Of a rotated head it reads the other halves of planes.
+    """
     whole = [
         Statement(f"const {t.real} {t.cname} = {_fold_vectors(t, _features(e.to), s)};", t.note)
         for e, t in zip(part.folds, named(part.folds), strict=True)
     ]
+    own = [e for e in part.turned if not is_of_halves(e)]
     return BlocksText(
         before=tuple(map(_vector, part.turned)),
-        element=(*map(inputs.statement, part.element), *(_of_vector(e, inputs) for e in part.turned)),
-        after=(*(_turn(e, inputs) for e in part.turned), *whole, *map(inputs.statement, part.after)),
+        element=(*map(inputs.statement, part.element), *(_of_vector(e, inputs) for e in own)),
+        after=(*(_turn(e, inputs, met=e not in own) for e in part.turned), *whole, *map(inputs.statement, part.after)),
     )
 
 
 def _vector(rotation: Eqn) -> Statement:
     """The elements of a vector, which a rotation takes from others of it."""
-    return Statement(f"{ctype(rotation.out.type.dtype)} {rotation.out.name}_vector_[Row::N];")
+    return Statement(f"{ctype(rotation.out.type.dtype)} {_vector_of(rotation)}[Row::N];")
+
+
+def _vector_of(rotation: Eqn) -> str:
+    return f"{rotation.out.name}_vector_"
+
+
+def of_elements(rotation: Eqn) -> str:
+    """The array in which the elements of rotated heads meet."""
+    return f"{rotation.out.name}_of_elements_"
 
 
 def _of_vector(rotation: Eqn, inputs: Inputs) -> Statement:
-    return Statement(f"{rotation.out.name}_vector_[i_] = {inputs.spell(rotation.args[0])};")
+    return Statement(f"{_vector_of(rotation)}[i_] = {inputs.spell(rotation.args[0])};")
 
 
-def _turn(rotation: Eqn, inputs: Inputs) -> Statement:
+def _shared(rotation: Eqn, inputs: Inputs) -> Statement:
+    """An element of a vector that other threads take."""
+    return replace(_of_vector(rotation, inputs), note=note(rotation))
+
+
+def _turn(rotation: Eqn, inputs: Inputs, met: bool = False) -> Statement:
     place = f"/* head */ {rotation.attr('head')}, /* width */ {rotation.attr('width')}"
-    vector = f"{rotation.out.name}_vector_, {inputs.number}"
-    return Statement(f"turn_{rotation.attr('by')}<Row, {place}>({vector});", note(rotation))
+    given = f"{_vector_of(rotation)}{f', {of_elements(rotation)}' if met else ''}, {inputs.number}"
+    return Statement(f"turn_{'met_' if met else ''}{rotation.attr('by')}<Row, {place}>({given});", note(rotation))
 
 
 def _fold_vectors(total: Sum, features: int, s: Spelling) -> str:
