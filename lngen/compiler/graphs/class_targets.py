@@ -268,6 +268,7 @@ class _Loss:
 
 # ---- without logits ----
 
+
 def factor(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     """The x_grad_factor of a mean, 1 / weight_sum, which is known before the logits are; infinity of no rows.
 
