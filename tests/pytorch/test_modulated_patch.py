@@ -174,4 +174,4 @@ def test_norms_of_heads_are_taken(cls: type[HeadNorm], kind: str, dtype: torch.d
 
 
 def test_heads_of_another_length_are_left() -> None:
-    assert "its weight has 2 dimensions" in L.patch(HeadNorm(4, 24)).left[""]
+    assert "its weight has 2 dimensions" in L.patch(HeadNorm(4, 20)).left[""]

@@ -330,6 +330,15 @@ def extreme(name: str, mods: list[str]) -> Model | None:
         return Model(("f32",), ("f32", "f32"), least_magnitude)
     if len(mods) == 1 and mods[0] in INTEGERS:
         return on_numbers(mods[0], 2, pick)
+    if name == "max" and mods in (["NaN", "f16x2"], ["NaN", "bf16x2"]):
+        one = extreme(name, ["NaN", mods[1].removesuffix("x2")])
+        assert one is not None
+
+        def packed(a: int, b: int) -> Any:
+            high, low = one.fn(a >> 16, b >> 16), one.fn(a & 0xFFFF, b & 0xFFFF)
+            return NAN if NAN in (high, low) else high << 16 | low
+
+        return Model(("b32",), ("b32", "b32"), packed)
     kind, strict = mods[-1], mods[:-1] == ["NaN"]
     if kind not in FLOATS or (mods[:-1] and not strict) or (strict and kind == "f64"):
         return None
