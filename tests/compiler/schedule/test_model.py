@@ -314,7 +314,7 @@ ENTRIES = [
     (graph, key, line, dtype)
     for table in tables()
     for key, lines in table.entries.items()
-    if not (key.more or key.heavy) and (key.direction, key.element, key.d) not in TIGHT
+    if not (key.more or key.heavy or key.sets) and (key.direction, key.element, key.d) not in TIGHT
     for line in dict.fromkeys(lines.values())
     for graph in ("layernorm", "rmsnorm")
     for dtype in {2: ("bf16",), 4: ("f32",), 8: ("f64",)}[key.element]
