@@ -62,7 +62,7 @@ class GraphOps:
         self, definition: Definition, name: str, options: Options, *, whole: bool = False, more: Chosen = ()
     ) -> None:
         """The operators for these options alone, or as a ``whole`` for all others, of which ``more`` ask for most."""
-        self.definition, self.name, self.base = definition, name, dict(options.chosen)
+        self.definition, self.name, self.base, self.of_all = definition, name, dict(options.chosen), whole
         options = replace(options, chosen=(*options.chosen, *more))
         plain = full = definition.builder(options)
         self.defaults = {name: option.default for name, option in plain.declared.items()}
@@ -125,7 +125,8 @@ class GraphOps:
                     f"{', '.join(map(str, known))}; cast it."
                 )
         dtype = FROM_TORCH[given[self.lead]]
-        options: dict[str, Any] = {"d": d, "dtype": dtype, **self.base}
+        base = self.base if self.of_all or not keys else {}  # others may say the same graph by other options
+        options: dict[str, Any] = {"d": d, "dtype": dtype, **base}
         options |= {n: given[n] is not None for n in (*self.optional, *self.numbers) if n in self.defaults}
         present = {n: FROM_TORCH[t] for n, t in given.items() if t is not None}
         own = {n: f"{n}_dtype" for n in present if f"{n}_dtype" in self.defaults}
