@@ -125,7 +125,7 @@ class GraphOps:
                     f"{', '.join(map(str, known))}; cast it."
                 )
         dtype = FROM_TORCH[given[self.lead]]
-        base = self.base if self.of_all or not keys else {}  # others may say the same graph by other options
+        base = self.base if self.of_all or not keys else {}  # other options may spell the same graph
         options: dict[str, Any] = {"d": d, "dtype": dtype, **base}
         options |= {n: given[n] is not None for n in (*self.optional, *self.numbers) if n in self.defaults}
         present = {n: FROM_TORCH[t] for n, t in given.items() if t is not None}

@@ -177,7 +177,7 @@ def weight_sum(b: GraphBuilder, targets: Targets, weight: Value | None) -> Value
 def _sum_of_rows(b: GraphBuilder, name: str, x: Value) -> Value:
     """The sum of [M], by one block for every D: each of its threads adds every 512th row, then they add in a tree.
 
-    The order of columns would leave few threads where D is large: 7 of 128256 columns.
+    The order of column sums has few threads where D is large: 7 for D = 128256.
     """
     return b.emit("reduce_sum", name, (x,), axis=M, groups=512, blocks=1, interleave=1)
 
@@ -272,7 +272,7 @@ class _Loss:
 def factor(b: GraphBuilder, said: Mapping[str, Chosen], scale: float) -> None:
     """The x_grad_factor of a mean, 1 / weight_sum, which is known before the logits are; infinity of no rows.
 
-    A class that is none counts as in the mean of the losses, which is NaN: as 1, or with weights as 0.
+    A class outside [0, D) counts as 1, or with weights as 0. The mean of the losses is NaN then.
     """
     b.bounds_row(int(MOST_EXACT), "classes as numbers of f32")
     targets = Targets(b, said)

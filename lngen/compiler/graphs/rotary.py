@@ -23,8 +23,8 @@ def rope(b: GraphBuilder) -> None:
     (GPT-J).
     ``positions=i32|i64``: an input of the position of each row, a row of cos and sin; else these have a row for each.
     ``rotate_in=x`` rounds x, cos, sin, both products and the sum to x's dtype, as PyTorch does one operator at a time
-    (Qwen3, Gemma 3 in transformers); ``f32`` rounds once (vLLM, SGLang). ``norm``, behind a norm, rounds that and y
-    alone (FlashInfer). cos and sin have no gradient.
+    (Qwen3, Gemma 3 in transformers); ``f32`` rounds once (vLLM, SGLang). ``norm`` rounds the norm
+    before the rotation, and y (FlashInfer). cos and sin have no gradient.
     """
     head = int(b.option("head", 128, about="features of a head", whole=True))
     if head % 2 or not 2 <= head <= LARGEST_HEAD:
@@ -39,7 +39,8 @@ def rope(b: GraphBuilder) -> None:
 class Rotation:
     """A rotation of heads: ``by`` as of ``rotate``, and the numbers of each plane.
 
-    ``entry``, ``rounding``: the dtypes that what is rotated, and then each step, is rounded to; None for neither.
+    ``entry``: the dtype that x is rounded to before the rotation; ``rounding``: that of each step of the rotation.
+    None: no rounding there.
     ``place``: the number of a feature in its head, where not all of a head are turned.
     """
 

@@ -128,8 +128,8 @@ def target(batch: Batch, i: Instruction, one: One, align: int = 16, bulk: bool =
 def _load(batch: Batch, i: Instruction, one: One) -> None:
     """A copy to shared memory, which completes on a barrier.
 
-    Neighbours of what it is made for arrive as poison: a kernel that used them would have other results. So it is no
-    race if they change.
+    Bytes around the block's own columns arrive as poison: a kernel that used them would have other results. So another
+    block may change them without a race.
     """
     where, who, size = target(batch, i, one), one.lanes.index, one.size
     if where is None:

@@ -25,7 +25,7 @@ def row_types(s: Schedule, p: Problem, exact: bool, overtaken: bool) -> tuple[st
     """The types of the kernel, one line each.
 
     exact      the vectors of all threads cover a row exactly
-    overtaken  a block reads an element of the row where another block may store its results
+    overtaken  a block reads an element of the row, and another block may store a result there
     """
     return tuple(f"using {name} = {text};" for name, text in _types(s, p, exact, overtaken))
 
