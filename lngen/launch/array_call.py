@@ -141,6 +141,13 @@ class ArrayCall(ABC):
         """The dimensions that count rows, from the shapes of the inputs; ArrayError for features of another length."""
         return leading(self.inputs[self.leader], shapes[self.leader], self.d)
 
+    def made(self, shapes: Sequence[Sequence[int]]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The shapes and strides of new outputs, from the shapes of the inputs."""
+        rows, d = self.lead(shapes), self.d
+        sets = Sets.among([*zip(self.inputs, shapes)], rows, d)
+        own = sets.lead if sets else 0
+        return [(t.shape(rows, d, own), t.strides(rows, d, own)) for t in self.outputs]
+
     def _present(self, name: str, array: Any) -> Any:
         return present(self.text, name, array, self.about)
 

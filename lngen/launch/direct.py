@@ -8,6 +8,7 @@ dispatcher's way, with the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from threading import get_ident
@@ -52,10 +53,19 @@ def plain(tensor: Tensor) -> bool:
 
 
 def guard(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A check that other tensors are like these in all but content and address."""
-    sizes, strides = [[*t.shape] for t in tensors], [[*t.stride()] for t in tensors]
-    check: Callable[..., bool] = Guard(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
-    return check
+    """A check that other tensors are like these in all but content and address.
+
+    PyTorch's own refuses a tensor that is there twice. Here it has to be there twice again.
+    """
+    first = [next(m for m, other in enumerate(tensors) if other is t) for t in tensors]
+    own = [n for n, m in enumerate(first) if n == m]
+    sizes, strides = [[*tensors[n].shape] for n in own], [[*tensors[n].stride()] for n in own]
+    once = Guard(*[tensors[n] for n in own], dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    check: Callable[..., bool] = once.check
+    if len(own) == len(tensors):
+        return check
+    twice = [(n, m) for n, m in enumerate(first) if n != m]
+    return lambda *given: all(given[n] is given[m] for n, m in twice) and check(*[given[n] for n in own])
 
 
 class Way(Protocol):
@@ -86,7 +96,7 @@ class Kernels:
     ``results, shared = kernels.run(*given, *addresses)`` launches them.
 
     given    the tensors; ``more``: inputs after them, of which a call gets addresses
-    shared   so many last results have a number per row; they stand in one tensor, one after the other
+    shared   so many last results are statistics, which stand in one tensor, one after the other
     out      the tensor for the result; it is the last of ``given``
     """
 
@@ -112,11 +122,12 @@ class Kernels:
         self.bound.give(self.values)
         self.recipe.bounds[self.recipe.vec] = self.bound  # for the general launch too
         self.count = len(call.outputs) - shared
-        lead = call.lead([t.shape for t in (*given[: len(given) - out], *more)])
-        stored = call.outputs[: self.count]
-        self.made: list[Made] = [(v.shape(lead, call.d), v.strides(lead, call.d), TO_TORCH[v.dtype]) for v in stored]
-        numbers = call.outputs[self.count :]
-        self.offsets = [n * self.recipe.rows * number.size for n, number in enumerate(numbers)]
+        lies = call.made([t.shape for t in (*given[: len(given) - out], *more)])
+        made: list[Made] = [(shape, steps, TO_TORCH[v.dtype]) for v, (shape, steps) in zip(call.outputs, lies)]
+        self.made = made[: self.count]
+        self.lengths = [math.prod(shape) for shape, _, _ in made[self.count :]]
+        sizes = [number.size for number in call.outputs[self.count :]]
+        self.offsets = [sum(self.lengths[:n]) * size for n, size in enumerate(sizes)]
         self.run: Run = self._written(given)
 
     def _written(self, given: Sequence[Tensor]) -> Any:
@@ -188,7 +199,7 @@ class Kernels:
                 known |= {f"whole{n}": ((shape[0] * strides[0],), (1,), dtype), f"lies{n}": (shape, strides)}
         self.numbers: Made | None = None
         if self.offsets:
-            known["made"] = self.numbers = (len(self.offsets) * recipe.rows,), (1,), TO_TORCH[call.outputs[-1].dtype]
+            known["made"] = self.numbers = (sum(self.lengths),), (1,), TO_TORCH[call.outputs[-1].dtype]
         return known
 
 
@@ -200,6 +211,7 @@ class Prepared:
     retry      errors of a launch after which the dispatcher's way is taken
     wrt        the tensors that have a gradient
     kept       what backward reads of the tensors, and of the results after them, by number
+    statistics  what forward stores for backward, their shapes by name
     """
 
     def __init__(
@@ -218,9 +230,10 @@ class Prepared:
         self.absent = tuple([n for n, t in enumerate(tensors.values()) if t is None])
         self.present = tuple([n for n, t in enumerate(tensors.values()) if t is not None])
         self.way = way = make(known)
-        self.lead = way.forward.lead([known[t.name].shape for t in way.forward.inputs])
         self.outputs = way.forward.signature.returned
-        self.statistics = [t.name for t in way.forward.outputs[len(self.outputs) :]]
+        made = way.forward.made([known[t.name].shape for t in way.forward.inputs])
+        every = {t.name: shape for t, (shape, _) in zip(way.forward.outputs, made)}
+        self.statistics = {name: shape for name, shape in every.items() if name not in self.outputs}
         self.out = out
         # Compiled when they are called: a step that trains has no use for results alone, nor others for what it saves.
         self.inference: Optional[Run] = None
@@ -297,7 +310,8 @@ class Prepared:
         """The tensors in the one that they share."""
         if numbers is None:
             return {}
-        return dict(zip(self.statistics, numbers.view(len(self.statistics), *self.lead).unbind()))
+        parts = numbers.split([math.prod(shape) for shape in self.statistics.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.statistics.items(), parts)}
 
     def general(
         self, cotangents: Sequence[Tensor | None], kept: Sequence[Tensor], numbers: Tensor | None
@@ -437,11 +451,16 @@ native: Optional[Callable[[Prepared, Kernels, Optional[Kernels]], Optional[Calla
 
 
 def _lies(tensor: Tensor, x: Tensor) -> bool:
-    """True for a tensor that kernels take as it lies: where x is, with rows at one distance, or contiguous."""
-    if tensor.device != x.device:
+    """True for a tensor that kernels take as it lies: where x is, with rows at one distance, or contiguous.
+
+    A row of each set of x's rows may have another shape than x, such as a part of a projection.
+    """
+    if tensor.device != x.device or not tensor.numel():
         return False
-    if tensor.shape != x.shape or tensor.is_contiguous():
-        return bool(tensor.is_contiguous() and tensor.numel())
+    if tensor.is_contiguous():
+        return True
+    if tensor.dim() < 2 or tensor.shape[-1:] != x.shape[-1:]:
+        return False
     try:
         return bool(tensor.view(-1, tensor.shape[-1]).stride(-1) == 1)
     except RuntimeError:

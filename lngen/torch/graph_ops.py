@@ -86,7 +86,7 @@ class GraphOps:
                 f"{', '.join(self.inputs) or 'none'}; call lngen.compile({definition.name!r}, d=...).forward."
             )
         self.optional = {name for name in types if whole and isinstance(self.defaults.get(name), bool)}
-        self.outputs = [v.name for v in full.results]
+        self.outputs = tuple([v.name for v in full.results])
         weights = [name for name, axes in self.numbers.items() if axes]
         self.taken = [*(f"d{name}" for name in self.outputs), *types, *weights, *definition.saved(options)]
         eps = ", float eps" if self.takes_eps else ""
@@ -178,7 +178,7 @@ class GraphOps:
         passing = passing_of(forward.spec)
         ctx.mark_non_differentiable(*[t for r, t in zip(forward.results, output, strict=True) if r.name not in passing])
         ctx.set_materialize_grads(False)
-        wrt = [name for name, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed]
+        wrt = tuple([name for name, needed in zip(self.inputs, ctx.needs_input_grad, strict=False) if needed])
         wrt = reached(forward.spec, wrt, passing)
         ctx.lngen = forward, keyword_only_inputs.get("eps", 0.0), wrt
         whole = side(backward_text(forward.spec, wrt, passing))
@@ -186,7 +186,8 @@ class GraphOps:
             **dict(zip(self.inputs, inputs, strict=True)),
             **dict(zip((r.name for r in forward.results), output, strict=True)),
         }
-        of_sets = [p.name for p in forward.spec.forward().tensors if is_of_set(p)]  # one may say how many there are
+        of_sets = [t.name for t in forward.call.inputs if t.of_sets]  # one may say how many there are
+        ctx.shapes = {name: known[name].shape for name in of_sets}
         ctx.names = [name for name in dict.fromkeys((*whole.names, *of_sets)) if name in known]
         ctx.save_for_backward(*[known[name] for name in ctx.names])
 
@@ -194,17 +195,21 @@ class GraphOps:
     def _first(self, ctx: Any, cotangents: Given) -> tuple[torch.Tensor | None, ...]:
         (forward, eps, wrt) = ctx.lngen
         found = self.gradients(forward, wrt, eps, cotangents, dict(zip(ctx.names, ctx.saved_tensors, strict=True)))
+        found = tuple(
+            g if g is None or name not in ctx.shapes else g.view(ctx.shapes[name])  # [B, D] and [B, 1, D] may be mixed
+            for name, g in zip(self.inputs, found, strict=True)
+        )
         return found[: len(ctx.needs_input_grad)]  # of those that the call gave
 
     def gradients(
-        self, forward: Side, wrt: Sequence[str], eps: float, cotangents: Given, saved: Mapping[str, torch.Tensor]
+        self, forward: Side, wrt: tuple[str, ...], eps: float, cotangents: Given, saved: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the inputs, None for those that are not in ``wrt``; a cotangent that is None is zero."""
         outputs = forward.spec.differentiated
         given = {f"d{n}": ct for n, ct in zip(outputs, cotangents[: len(outputs)], strict=True) if ct is not None}
         if not given:
             return (None,) * len(self.inputs)
-        of = [name for name in outputs if f"d{name}" in given]
+        of = tuple([name for name in outputs if f"d{name}" in given])
         wrt = reached(forward.spec, wrt, of)
         if not wrt:
             return (None,) * len(self.inputs)
@@ -265,6 +270,7 @@ def quantises(spec: Spec) -> bool:
     return any(r.type.dtype in QUANTISED for r in spec.forward().results)
 
 
+@cache
 def passing_of(spec: Spec) -> tuple[str, ...]:
     """The outputs that have a gradient: all, or of a graph with options of forward those that pass one to an input.
 
@@ -286,19 +292,21 @@ def passing_of(spec: Spec) -> tuple[str, ...]:
     return found
 
 
-def reached(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> list[str]:
+@cache
+def reached(forward: Spec, wrt: tuple[str, ...], of: tuple[str, ...]) -> tuple[str, ...]:
     """The inputs to differentiate by; of a graph with sets of rows without those that no cotangent reaches.
 
     Their gradients would be zeros for each set, and no input may say how many there are.
     """
     if not forward.by_sets:
-        return [*wrt]
+        return wrt
     graph = forward.forward()
     found = {v.name for v in upstream(graph.eqns, [r for r in graph.results if r.name in of])}
-    return [name for name in wrt if name in found]
+    return tuple([name for name in wrt if name in found])
 
 
-def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
+@cache
+def backward_text(forward: Spec, wrt: tuple[str, ...], of: tuple[str, ...]) -> str:
     """The spec of the backward that has gradients of ``wrt`` for cotangents of ``of``.
 
     TorchError for an input that has no gradient.
@@ -309,7 +317,7 @@ def backward_text(forward: Spec, wrt: Sequence[str], of: Sequence[str]) -> str:
             f"'{lost[0]}' requires grad, but the graph '{forward.graph_name}' has no gradient for it; pass it detached."
         )
     every = definition.outputs(options)
-    return text_of(replace(forward, direction="bwd", wrt=tuple(wrt), of=None if tuple(of) == every else tuple(of)))
+    return text_of(replace(forward, direction="bwd", wrt=wrt, of=None if of == every else of))
 
 
 def composed(

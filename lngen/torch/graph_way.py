@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lngen.compiler.ir import M
 from lngen.launch import direct
 from lngen.launch.array_call import ArrayCall
 from lngen.torch.bridge import Side, side, text_of
@@ -50,14 +49,25 @@ class Direct(direct.Direct):
     ) -> Sequence[Tensor] | None:
         """The outputs of the first call of its kind; None if it has to go the dispatcher's way.
 
-        The dispatcher knows of results that differ in having a gradient, of saved ones without rows, and of sets.
+        The dispatcher knows of results that differ in having a gradient, and of sets that are not all alike.
         """
-        if any(a.root is M and a.by == "/" for axes in ops.axes.values() for a in axes):
+        given = {name: t for name, t in zip(self.names, tensors, strict=True) if t is not None}
+        wrt = tuple([name for name, t in given.items() if t.requires_grad])
+        found = ops.side([given.get(name) for name in ops.inputs], keys)
+        if wrt and quantises(found.spec):
             return None
-        if any(t is not None and t.requires_grad for t in tensors):
-            given = dict(zip(self.names, tensors, strict=True))
-            found = ops.side([given.get(name) for name in ops.inputs], keys)
-            saved = found.results[len(found.spec.differentiated) :]
-            if quantises(found.spec) or not all(t.axes for t in saved):
-                return None
-        return self.prepared(lambda given: OfGraph.of(ops, keys, given), tensors, fixed, eps)
+        if found.spec.by_sets and not _alike(found, given, wrt):
+            return None
+        return self.prepared(lambda named: OfGraph.of(ops, keys, named), tensors, fixed, eps)
+
+
+def _alike(forward: Side, given: Mapping[str, Tensor], wrt: tuple[str, ...]) -> bool:
+    """Whether kernels take tensors of sets as they lie, and backward knows how many sets there are."""
+    if any(t.dim() > 3 and not t.is_contiguous() for t in given.values()):
+        return False
+    if len({given[t.name].shape for t in forward.call.inputs if t.of_sets}) > 1:
+        return False
+    if not wrt:
+        return True
+    backward = side(backward_text(forward.spec, wrt, forward.spec.differentiated))
+    return any(t.of_sets for t in backward.call.inputs)

@@ -55,8 +55,7 @@ def qk_norm_rope(
     check_tensors("qk_rmsnorm", [(name, t) for name, t in given if t is not None or "weight" not in name])
     head = _head(qkv, heads)
     _check(qkv, q_weight, k_weight, cos, sin, positions, head)
-    of_q, of_k, of_v = (count * head for count in heads)
-    x, v = qkv.split([of_q + of_k, of_v], -1)
+    rows, x = qkv.shape[:-1], qkv.narrow(-1, 0, (heads[0] + heads[1]) * head)
     options = {
         "head": head,
         "k_heads": heads[1],
@@ -71,8 +70,8 @@ def qk_norm_rope(
     call = CALLS[_known(tuple(options.items()))]
     tensors = [t for t in (x, q_weight, k_weight, cos, sin, positions) if t is not None]
     y = _over(call, x, tensors, eps) if in_place else call(*tensors, eps=eps)
-    q, k = y.split([of_q, of_k], -1)
-    return q.unflatten(-1, (-1, head)), k.unflatten(-1, (-1, head)), v.unflatten(-1, (heads[2], head))
+    q, k = y.view(*rows, -1, head).split(heads[:2], -2)
+    return q, k, qkv.view(*rows, -1, head).narrow(-2, heads[0] + heads[1], heads[2])
 
 
 @constant
@@ -88,6 +87,15 @@ def _over(call: GraphFunction, x: Tensor, tensors: Sequence[Tensor], eps: float)
     """The results, over x."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise TorchError("in_place=True writes over qkv, which backward reads; leave it away, or use torch.no_grad().")
+    given = (*tensors, x)
+    if call.direct(given, eps) is None and call.direct.prepare(call.ops, given, eps, call.keys, eps) is None:
+        _by_array_call(call, x, tensors, eps)
+    torch.autograd.graph.increment_version(x)
+    return x
+
+
+def _by_array_call(call: GraphFunction, x: Tensor, tensors: Sequence[Tensor], eps: float) -> None:
+    """The same for a call that does not go the direct way."""
     given = dict(zip(call.names, tensors, strict=True))
     side = call.ops.side([given.get(name) for name in call.ops.inputs], call.keys)
     try:
@@ -95,8 +103,6 @@ def _over(call: GraphFunction, x: Tensor, tensors: Sequence[Tensor], eps: float)
     except RuntimeError:
         raise TorchError("in_place=True writes rows at one distance; make qkv contiguous.") from None
     run(side, [given[name] for name in side.names], eps, (rows,))
-    torch.autograd.graph.increment_version(x)
-    return x
 
 
 def _head(qkv: Tensor, heads: tuple[int, int, int]) -> int:

@@ -37,7 +37,9 @@ LAYER_NORM_ACT = Direct("layernorm_act", LAYER, ("act",))
 RMS_NORM_ACT = Direct("rmsnorm_act", LAYER[:2], ("act",))
 DYT = Direct("dyt", ("x", "alpha", "gamma", "beta"))
 L2_NORM = Direct("l2norm", ("x",), ("guard",))
-ADA_LAYER_NORM, ADA_RMS_NORM = "ada_layernorm", "ada_rmsnorm"
+MODULATED = ("x", "shift", "scale", "gate", "residual", "gamma", "beta")
+ADA_LAYER_NORM = Direct("ada_layernorm", MODULATED)
+ADA_RMS_NORM = Direct("ada_rmsnorm", MODULATED[:-1])
 SOFTMAX, LOG_SOFTMAX = Direct("softmax", ("x",)), Direct("log_softmax", ("x",))
 
 
@@ -210,24 +212,34 @@ def ada_rms_norm(
     casts: str = "once",
 ) -> Any:
     """``rms_norm(h) * (1 + scale) + shift``; the rest as of ``ada_layer_norm``. ``shift`` may be None."""
-    return _modulated(ADA_RMS_NORM, (x, shift, scale, gate, residual, weight, None), eps, casts)
+    return _modulated(ADA_RMS_NORM, (x, shift, scale, gate, residual, weight), eps, casts)
 
 
-def _modulated(graph: str, tensors: Sequence[Tensor | None], eps: float, casts: str) -> Any:
-    names = ("x", "shift", "scale", "gate", "residual", "gamma", "beta")
-    given = {name: t for name, t in zip(names, tensors, strict=True) if t is not None}
-    ops = OPS[graph]
+def _modulated(direct: Direct, tensors: Sequence[Tensor | None], eps: float, casts: str) -> Any:
+    eager = not torch.compiler.is_compiling()
+    results = direct((*tensors, None), (eps, casts)) if eager else None
+    if results is None:
+        results = _first_modulated(direct, tensors, eps, casts, eager)
+    return results[0] if len(results) == 1 else (results[0], results[1])
+
+
+def _first_modulated(
+    direct: Direct, tensors: Sequence[Tensor | None], eps: float, casts: str, eager: bool
+) -> Sequence[Tensor]:
+    """The outputs of a call that is not like an earlier one."""
+    graph, given = direct.graph, {name: t for name, t in zip(direct.names[:-1], tensors, strict=True) if t is not None}
     check_tensors(graph, [(CALLED.get(n, n) if n != "x" else n, given.get(n)) for n in ("x", "scale", *given)])
-    x, scale = given["x"], given["scale"]
+    x, scale, ops = given["x"], given["scale"], OPS[graph]
     by_row = scale.dim() == x.dim() and scale.shape[:-1] == x.shape[:-1]
     keys = ({"modulation": "row"} if by_row else {}) | ({"casts": casts} if casts != "once" else {})
     own, weight = (FROM_TORCH.get(t.dtype) for t in (scale, given.get("gamma", scale)))
     if own is not weight:
         keys |= {"modulation_dtype": str(own), "weight": str(weight)}
-    outputs = ("y", "h") if "gate" in given or "residual" in given else ("y",)
     text = ",".join(f"{key}={value}" for key, value in keys.items())
-    results = dispatched(ops, given, text, eps, outputs)
-    return results[0] if len(outputs) == 1 else (results[0], results[1])
+    results = direct.prepare(ops, (*tensors, None), (eps, casts), text, eps) if eager else None
+    if results is not None:
+        return results
+    return dispatched(ops, given, text, eps, ("y", "h") if "gate" in given or "residual" in given else ("y",))
 
 
 def dyt(input: Tensor, alpha: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

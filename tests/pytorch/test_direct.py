@@ -67,6 +67,12 @@ CALLS: dict[str, Callable[..., Any]] = {
     "gated_rmsnorm": lambda x, w, b, r: L.gated_rms_norm(x, r, (D,), w),
     "softmax": lambda x, w, b, r: L.softmax(x, -1),
     "dyt": lambda x, w, b, r: L.dyt(x, b[:1], w, b),
+    "one weight twice": lambda x, w, b, r: L.layer_norm(x, (D,), w, w),
+    "ada_layer_norm": lambda x, w, b, r: L.ada_layer_norm(x, r[:, :1], r[:, 1:2]),
+    "ada_layer_norm with a gate": lambda x, w, b, r: torch.cat(L.ada_layer_norm(x, r[:, 0], r[:, 1], r[:, 2], x * 2)),
+    "ada_rms_norm of rows": lambda x, w, b, r: L.ada_rms_norm(x, None, r, weight=w),
+    "cross_entropy": lambda x, w, b, r: L.cross_entropy(x.flatten(0, 1), torch.arange(6)),
+    "cross_entropy, weighted": lambda x, w, b, r: L.cross_entropy(x.flatten(0, 1), torch.arange(6), w.detach().abs()),
     "qk_norm_rope": lambda x, w, b, r: torch.cat([y.flatten(-2) for y in qk_norm_rope(x, w, b)], -1),
 }
 
@@ -94,6 +100,19 @@ def test_the_bits_are_those_of_the_dispatchers_way(gpu: FakeDriver, name: str, d
         assert torch.equal(CALLS[name](*given), expected)
 
 
+def test_heads_are_written_over_their_projection_the_direct_way(gpu: FakeDriver) -> None:
+    """x is an input and the result; the same weight is that of q and of k."""
+    qkv, w = torch.randn(4, 8, D), torch.randn(16)  # so many rows as a block has
+    angle = torch.arange(256.0).view(4, 8, 8)
+    expected = [t.clone() for t in L.qk_norm_rope(qkv, w, w, angle.cos(), angle.sin(), heads=(2, 1, 1))]
+    for _ in range(2):
+        before, own = len(gpu.launched), qkv.clone()
+        found = L.qk_norm_rope(own, w, w, angle.cos(), angle.sin(), heads=(2, 1, 1), in_place=True)
+        assert len(gpu.launched) == before + 1
+        assert all(map(torch.equal, found, expected))
+        assert all(t.untyped_storage().data_ptr() == own.untyped_storage().data_ptr() for t in found)
+
+
 def summed(x: Any, w: Any, r: Any) -> Any:
     h = x + r
     return L.rms_norm(L.rms_norm(h, (D,), w), (D,)) + h
@@ -117,6 +136,17 @@ def test_graphs_of_the_backend_call_norms_the_direct_way(gpu: FakeDriver) -> Non
         before = len(gpu.launched)
         run(*(given[n] for n in (0, 1, 3)))
         assert len(gpu.launched) == before
+
+
+def test_a_tensor_that_is_there_twice_is_prepared_once(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, real = list[int](), Prepared.__init__
+    monkeypatch.setattr(Prepared, "__init__", lambda *given: (made.append(1), real(*given))[1])
+    x, w, b, _ = (t.detach() for t in inputs())
+    for weight in (w, w, b, b):
+        L.layer_norm(x, (D,), weight, weight)
+    assert len(made) == 1
+    L.layer_norm(x, (D,), w, b)  # which differ
+    assert len(made) == 2
 
 
 def test_a_step_prepares_the_kernels_that_it_takes(gpu: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:

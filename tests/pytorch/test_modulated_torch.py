@@ -95,6 +95,14 @@ def test_some_gradients(needed: tuple[int, ...]) -> None:
             torch.testing.assert_close(a, b)
 
 
+def test_shapes_of_samples_may_differ() -> None:
+    """Gradients have the shapes of their inputs, [B, D] and [B, 1, D]."""
+    x, shift, scale = (torch.randn(*s, requires_grad=True) for s in ((B, T, D), (B, D), (B, 1, D)))
+    found = torch.autograd.grad(L.ada_layer_norm(x, shift, scale).sin().sum(), (x, shift, scale))
+    alike = torch.autograd.grad(L.ada_layer_norm(x, shift[:, None], scale).sin().sum(), (x, shift, scale))
+    assert all(map(torch.equal, found, alike))
+
+
 def test_chunks_of_a_projection_beside_bf16() -> None:
     """Six chunks in f32 of [B, 6, D], as Wan has them: nothing is copied, y has the dtype of x."""
     x, table = torch.randn(B, T, D, dtype=torch.bfloat16), torch.randn(B, 6, D)
