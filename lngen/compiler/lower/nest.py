@@ -92,7 +92,8 @@ class Phase:
     loop    stores results and adds the terms of partial reductions; None without any
     folds   the loops whose reductions end the phase
     after   the equations that follow from them
-    stores  the results without a held axis that are stored behind them
+    stores  the results without a held axis that are stored behind them, and ``alone`` the equations that nothing but
+            these needs, for the thread that stores them
     """
 
     number: int
@@ -100,6 +101,7 @@ class Phase:
     folds: tuple[Loop, ...]
     after: tuple[Eqn, ...]
     stores: tuple[Value, ...]
+    alone: tuple[Eqn, ...] = ()
 
     @property
     def loops(self) -> tuple[Loop, ...]:
@@ -162,7 +164,7 @@ class _Work:
     style: Style
 
     def nest(self) -> Nest:
-        outer = [e for e in self.graph.eqns if self.is_outer(e.out) and self.depth[e.out] == 0]
+        outer = [e for e in self._of_all if self.depth[e.out] == 0]
         phases = tuple(self._phase(n) for n in range(self.count))
         return Nest(
             launch=tuple(e for e in outer if not e.out.type.axes),
@@ -229,6 +231,39 @@ class _Work:
         needed = upstream(self.elements, values)
         return {p for p in self.graph.params if p in needed and p.type.axes == WIDE}
 
+    # ---- outside of loops ----
+
+    @cached_property
+    def outside(self) -> tuple[Eqn, ...]:
+        return tuple(e for e in self.graph.eqns if self.is_outer(e.out) and not self.ends_phase(e))
+
+    @cached_property
+    def _of_all(self) -> tuple[Eqn, ...]:
+        """The equations outside of loops that all threads compute."""
+        return tuple(e for e in self.outside if e not in self.alone)
+
+    @cached_property
+    def stored_outside(self) -> Mapping[Value, int]:
+        """The phase behind which each result without a held axis is stored."""
+        last = self.count - 1 if self.style.stores == "end" else None
+        return {v: max(self.depth[v] - 1, 0) if last is None else last for v in self.results if self.is_outer(v)}
+
+    @cached_property
+    def alone(self) -> Mapping[Eqn, int]:
+        """The equations of a row that the results stored behind one phase need, and nothing else, with that phase.
+
+        What is read from memory or from other threads is read by all threads, as early as it can be.
+        """
+        reads = [e for e in self.graph.eqns if not self.is_outer(e.out) or self.ends_phase(e) or is_join(e)]
+        reads += [e for e in self.graph.eqns if e.op == "take"]
+        of_all = upstream(self.graph.eqns, [*(e.out for e in reads), *(a for e in self.partial for a in e.args)])
+        needed: dict[Value, set[int]] = {}
+        for value, number in self.stored_outside.items():
+            for one in upstream(self.graph.eqns, [value]):
+                needed.setdefault(one, set()).add(number)
+        rows = [e for e in self.outside if e.out.type.axes and e.out not in of_all and len(needed.get(e.out, ())) == 1]
+        return {e: min(needed[e.out]) for e in rows}
+
     # ---- a phase ----
 
     def wanted(self, number: int) -> tuple[Value, ...]:
@@ -242,8 +277,6 @@ class _Work:
 
     def _phase(self, number: int) -> Phase:
         wanted, rounded = self.wanted(number), self.rounded(number)
-        last = self.count - 1 if self.style.stores == "end" else None
-        outer = {v: max(self.depth[v] - 1, 0) if last is None else last for v in self.results if self.is_outer(v)}
         return Phase(
             number=number,
             loop=self._loop(
@@ -256,12 +289,9 @@ class _Work:
             if wanted
             else None,
             folds=tuple(self._folds(number)),
-            after=tuple(
-                e
-                for e in self.graph.eqns
-                if self.is_outer(e.out) and not self.ends_phase(e) and self.depth[e.out] == number + 1
-            ),
-            stores=tuple(v for v, n in outer.items() if n == number),
+            after=tuple(e for e in self._of_all if self.depth[e.out] == number + 1),
+            stores=tuple(v for v, n in self.stored_outside.items() if n == number),
+            alone=tuple(e for e, n in self.alone.items() if n == number),
         )
 
     def _folds(self, number: int) -> Iterable[Loop]:

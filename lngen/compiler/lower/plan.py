@@ -307,6 +307,7 @@ def kernel_lines(kernel: Kernel) -> list[str]:
         elif phase.reduces:
             lines.append(f"  reduce    {' '.join(s.name for r in phase.reduces for s in r.sums)}")
             lines += [f"  then      {_defined(s)}" for after in phase.after for s in _statements(after)]
+            lines += [f"  alone     {_defined(s)}" for s in phase.alone]
         elif kernel.role == "elementwise":
             columns += [s for loop in phase.storing for s in loop.element]
     if columns:
@@ -324,6 +325,7 @@ def _phase(phase: PhaseText) -> list[str]:
         "maximum": [s.name for r in phase.reduces if r.op == "Max" for s in r.sums],
         "exchange": phase.exchanged,
         "then": dict.fromkeys(_defined(s) for after in phase.after for s in _statements(after)),
+        "alone": dict.fromkeys(map(_defined, phase.alone)),
         "accumulate": [a.name for a in phase.accumulators if a.op == "Add"],
         "column max": [a.name for a in phase.accumulators if a.op == "Max"],
         "over rows": [m.name for m in phase.maxima],

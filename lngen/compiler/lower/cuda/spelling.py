@@ -239,6 +239,7 @@ def _phase(graph: Graph, found: Phase, s: Spelling) -> PhaseText:
         reduces=tuple(_reduce(fold, s) for fold in found.folds),
         after=tuple(_after(graph, e, found.number, s) for e in found.after),
         row_outputs=tensors(found.stores),
+        alone=s.statements(found.alone),
         exchanged=tuple(v.name for v in exchanged_in(graph, found)) if s.cluster else (),
         kept=tensors(loop.keep if loop else ()),
     )
