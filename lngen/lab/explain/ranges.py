@@ -20,7 +20,7 @@ from lngen.compiler.spec import Spec
 
 # Monotone in each operand; a root needs one that is not negative, a division a divisor of one sign.
 MONOTONE = {
-    "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "decay", "exp2", "log",
+    "cast", "detach", "stop_gradient", "neg", "sqrt", "rsqrt", "rint", "relu", "clamp", "exp", "exp2", "log",
     "tanh", "sigmoid", "softplus", "erf", "normal_cdf", "add", "sub", "mul", "div", "maximum", "minimum", "const",
     "ceil_power",
 }  # fmt: skip
@@ -131,6 +131,8 @@ class Facts:
             return Range(_at(eqn, *[least] * len(args)), _at(eqn, *[most] * len(args)))
         if eqn.op in ("silu", "gelu", "gelu_tanh"):  # x times a number from 0 to 1, never less than -0.2785
             return Range(-0.3 if args[0].low < 0 else 0, max(args[0].high, 0))
+        if eqn.op == "decay":
+            return Range(0, 1 if args[0].high <= 0 else inf, 1 if args[0].top == 0 else None)
         if eqn.op == "sub" and self.is_row("reduce_max", self._same(eqn.args[1]), eqn.args[0]):
             return Range(high=0, top=0)
         divisor = args[-1] if eqn.op in ("div", "rsqrt") else Range(1)

@@ -27,7 +27,7 @@ from own_graphs import Expression, own, rms
 from schedules import registers
 
 VERSIONED = (*ULPS, *(f"{op} {version}" for version, own in EXPANSIONS.items() for op in own))
-MONOTONE = tuple(op for op in VERSIONED if op not in ("gelu", "gelu_tanh", "silu"))
+MONOTONE = tuple(op for op in VERSIONED if op not in ("gelu", "gelu_tanh", "silu", "decay"))
 ODD = ("tanh", "erf")
 COUNTS = [2**17, pytest.param(2**20, marks=pytest.mark.full)]  # of random arguments
 INF, NAN = np.inf, np.nan
@@ -202,6 +202,17 @@ def test_monotone_around_breaks_and_on_random_neighbours(op: str, count: int) ->
         x = np.abs(x)
     above = np.nextafter(x, np.float32(INF))
     assert (of(op, above) >= of(op, x)).all()
+
+
+def test_decay_falls_by_a_unit_at_most_and_never_beyond_1() -> None:
+    x = -np.abs(arguments(2**20, seed=1))
+    x = x[x > -100]
+    y, above = of("decay", x), of("decay", np.nextafter(x, np.float32(INF)))
+    fallen = above < y
+    assert fallen.mean() < 1e-4
+    assert (y - above <= np.spacing(above)).all()
+    assert y.min() >= 0
+    assert y.max() == 1
 
 
 @pytest.mark.parametrize("op", VERSIONED)
