@@ -55,7 +55,8 @@ def qk_norm_rope(
     check_tensors("qk_rmsnorm", [(name, t) for name, t in given if t is not None or "weight" not in name])
     head = _head(qkv, heads)
     _check(qkv, q_weight, k_weight, cos, sin, positions, head)
-    rows, x = qkv.shape[:-1], qkv.narrow(-1, 0, (heads[0] + heads[1]) * head)
+    rows = qkv.shape[:-1]
+    x, v = qkv.split([(heads[0] + heads[1]) * head, heads[2] * head], -1)  # whose gradients are joined by one copy
     options = {
         "head": head,
         "k_heads": heads[1],
@@ -71,7 +72,7 @@ def qk_norm_rope(
     tensors = [t for t in (x, q_weight, k_weight, cos, sin, positions) if t is not None]
     y = _over(call, x, tensors, eps) if in_place else call(*tensors, eps=eps)
     q, k = y.view(*rows, -1, head).split(heads[:2], -2)
-    return q, k, qkv.view(*rows, -1, head).narrow(-2, heads[0] + heads[1], heads[2])
+    return q, k, v.view(*rows, heads[2], head)
 
 
 @constant

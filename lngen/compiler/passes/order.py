@@ -79,6 +79,7 @@ class Rule:
     stretch_least: int
     stretch_long: int
     stretch_columns: int
+    stretch_groups: int
     many_blocks: int
     interleave_many: int
     interleave_few: int
@@ -121,6 +122,7 @@ def _rule(data: dict[str, Any]) -> Rule:
         stretch_least=_whole(data, "stretch", "least"),
         stretch_long=_whole(data, "stretch", "long"),
         stretch_columns=_whole(data, "stretch", "columns"),
+        stretch_groups=_whole(data, "stretch", "groups"),
         many_blocks=_whole(data, "many_blocks", "is"),
         interleave_many=_whole(data, "many_blocks", "interleave"),
         interleave_few=_whole(data, "many_blocks", "fewer"),
@@ -295,10 +297,11 @@ def column_order(
 
 
 def set_order(rule: Rule, d: int, column: ColumnOrder, stretch: int | None = None) -> SetOrder:
-    """The order of sums over the rows of sets: the groups of other column sums; longer stretches of short rows."""
+    """The order of sums over the rows of sets: longer stretches of short rows, and few groups of others."""
     times = _doublings(-(-rule.stretch_columns // d))
     rows, least = (times * rule.stretch, times * rule.stretch_least) if stretch is None else (stretch, stretch)
-    return SetOrder(column.groups, rule.interleave_many, rows, least, rule.stretch_long)
+    groups = min(column.groups, rule.stretch_groups) if d > rule.stretch_columns else column.groups
+    return SetOrder(groups, rule.interleave_many, rows, least, rule.stretch_long)
 
 
 def _held(rule: Rule, groups: int, cluster: int, size: int) -> int:

@@ -75,6 +75,7 @@ class Problem:
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     stretch                     how the rows of a set are cut, of sums over the rows of sets
     set_sizes                   bytes per element of each [N, D] input, N being sets of rows
+    takes                       whether an element of a row is taken by its index, as by a loss of class indices
     """
 
     d: int
@@ -103,6 +104,7 @@ class Problem:
     strides: int = 1
     stretch: Stretch | None = None
     set_sizes: tuple[int, ...] = ()
+    takes: bool = False
 
     @cached_property
     def element(self) -> int:
@@ -207,6 +209,7 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
         strides=strides,
         stretch=_stretch(graph),
         set_sizes=tuple(p.type.dtype.size for p in graph.params if is_of_set(p)),
+        takes=any(e.op == "take" and e.args[0].type.axes == WIDE for e in graph.eqns),
     )
     found = _in_one_segment(found)
     _check_blocks(graph, found)

@@ -28,7 +28,8 @@ class Key:
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
     heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS, if forward has a
-            result of 8 bits, or backward such folds; else 0. Such rows need other numbers of warps
+            result of 8 bits or takes an element of a row, or backward such folds; else 0. Such rows need other numbers
+            of warps
     sets    [N, D] inputs, of sets of rows
     """
 
@@ -112,7 +113,7 @@ def key_of(p: Problem) -> Key:
     """The key of entries for exactly these rows."""
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     quantised = direction == "fwd" and 1 in p.output_sizes
-    own = quantised or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
+    own = quantised or p.takes or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
     heavy = p.operations + p.block_folds if own else 0
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy, len(p.set_sizes))
 

@@ -17,7 +17,7 @@ from lngen.compiler.ir import D, M, S, is_segment_sum
 from lngen.compiler.ir.places import depths
 from lngen.compiler.lower import Extent, Plan, lower
 from lngen.compiler.lower.cuda.spelling import declaration, note
-from lngen.compiler.lower.nest import in_loop, saved
+from lngen.compiler.lower.kept import in_loop, saved
 from lngen.compiler.problem import Schedule, problem
 from lngen.compiler.schedule import ranked
 from lngen.compiler.spec import make_spec, parse_spec

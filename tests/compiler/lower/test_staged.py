@@ -12,7 +12,7 @@ from lngen.compiler.emit import emit
 from lngen.compiler.graphs import Definition, GraphBuilder
 from lngen.compiler.ir import D, M
 from lngen.compiler.lower import Plan, lower
-from lngen.compiler.lower.nest import MOST_KEPT
+from lngen.compiler.lower.kept import MOST_KEPT
 from lngen.compiler.problem import Schedule, check, problem
 from lngen.compiler.schedule import candidates
 from lngen.compiler.spec import make_spec, parse_spec
