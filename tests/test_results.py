@@ -10,9 +10,9 @@ from lngen.lab.bench.records import Record, geometric_mean
 from lngen.lab.bench.store import Saved, read_json
 from paths import ROOT
 
-TOPICS = ("results", "quantised", "cross_entropy", "modulated")
+TOPICS = ("results", "quantised", "cross_entropy", "modulated", "heads")
 PAGES = ("README.md", *(f"lngen/docs/{name}.md" for name in TOPICS))
-README, RESULTS, QUANTISED, LOSSES, MODULATED = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
+README, RESULTS, QUANTISED, LOSSES, MODULATED, HEADS = ((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
 NORMS, OTHERS, FAMILY, FEW = "h100-norms", "h100-norms-f16-f32", "h100-family", "h100-few-rows"
 SHOWN = {"torch": "torch", "compile": "torch.compile", "liger": "Liger", "quack": "QuACK"}
 OTHER_PEERS = {"flashinfer": "FlashInfer", "flashinfer-pdl": "FlashInfer PDL"}
@@ -104,12 +104,11 @@ def quantised(graph: str) -> list[str]:
 
 
 def of_losses(graph: str) -> list[str]:
-    """Times the ceiling, and microseconds, of lngen, and of QuACK in an earlier run."""
+    """Times the ceiling, and microseconds, of lngen; those of QuACK, which compiles whole units of 16 bytes alone."""
     cells = list[str]()
-    for m, d in ((8192, 32000), (4096, 128256), (8192, 50256), (8192, 50257)):
-        own = records("h100-losses-now", graph=graph, rows=m, d=d, provider="lngen")[0]
-        peers = records("h100-losses", graph=graph, rows=m, d=d, provider="quack")
-        other = "".join(f"; {r.us_median:.0f} QuACK" for r in peers)
+    for m, d in ((8192, 32000), (4096, 128256), (8192, 50256), (8192, 50257), (4096, 128255)):
+        own, peer = (records("h200-losses", graph=graph, rows=m, d=d, provider=name)[0] for name in ("lngen", "quack"))
+        other = f"; {peer.us_median:.0f} QuACK" if peer.us_median is not None else ""
         cells.append(f"{own.fraction:.2f}, {own.us_median:.0f} us{other}")
     return cells
 
@@ -118,6 +117,19 @@ def modulated(what: str) -> list[str]:
     graph, direction = what.rsplit(", ", 1)
     wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
     return [f"{r.fraction:.2f}; {told(r)}" for m in (32768, 8192) for r in records("h100-modulated", **wanted, rows=m)]
+
+
+def modulated_h200(what: str) -> list[str]:
+    graph, direction = what.rsplit(", ", 1)
+    shapes = (32768, 3072), (8192, 1536), (16384, 1152)
+    wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
+    return [f"{records('h200-modulated', **wanted, rows=m, d=d)[0].fraction:.2f}" for m, d in shapes]
+
+
+def of_heads(what: str) -> list[str]:
+    graph, direction = what.rsplit(", ", 1)
+    wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
+    return [f"{records('h200-heads', **wanted, rows=m)[0].fraction:.2f}" for m in (4096, 16384)]
 
 
 def few_quantised(graph: str, d: str) -> list[str]:
@@ -140,6 +152,8 @@ TABLES: dict[str, tuple[str, str, int, Callable[..., list[str]]]] = {
     "quantised": (QUANTISED, "graph and keys | 16384", 11, quantised),
     "losses": (LOSSES, "graph and keys, forward", 2, of_losses),
     "modulated": (MODULATED, "graph and keys, direction", 2, modulated),
+    "modulated, H200": (MODULATED, "graph and keys, direction, H200", 4, modulated_h200),
+    "heads, H200": (HEADS, "graph and keys, direction, H200", 4, of_heads),
     "few quantised rows": (QUANTISED, "graph and keys, rows | D", 10, few_quantised),
     "host times": (RESULTS, "call | LayerNorm", len(CALLS), lambda call: [
         f"{h.us_median:.1f}" for h in saved(NORMS).host if (h.call, h.arrays) == CALLS[call]

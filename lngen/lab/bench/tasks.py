@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
@@ -31,7 +31,6 @@ IN_TURN, BETWEEN_GEMMS = "in turn", "between GEMMs"
 FEW_ROWS = (IN_TURN, BETWEEN_GEMMS)
 
 ELSEWHERE = {"d": "--shapes, --d or --grid", "dtype": "--dtype"}  # keys of a spec that are options of their own
-ANY_D = 1 << 20  # the tensors of a graph do not depend on D, and a row of so many has any heads and blocks
 
 
 # ---- bytes: GB/s is always these over the time, never a kernel's own traffic, so that a repeated read lowers it ----
@@ -62,6 +61,7 @@ def gb_s(nbytes: int, us: float) -> float:
 # ---- ceilings ----
 
 
+@lru_cache(maxsize=1024)
 def ceiling_of(spec: Spec) -> str:
     """``copy`` or ``add``: the one whose share of writes is the nearer to that of the spec's [M, D] tensors.
 
@@ -69,11 +69,6 @@ def ceiling_of(spec: Spec) -> str:
     Both move as many bytes as the spec's tensors have, so other ratios have a fair ceiling
     too: two tensors read and two written, a copy of twice the bytes; three read and two written, an addition.
     """
-    return _ceiling(replace(spec, d=ANY_D))
-
-
-@lru_cache(maxsize=256)
-def _ceiling(spec: Spec) -> str:
     graph: Graph = spec.forward() if spec.direction == "fwd" else spec.graph()
     read, written = (
         sum(v.type.dtype.size for v in values if v.type.axes == WIDE) for values in (graph.tensors, graph.results)
