@@ -108,6 +108,12 @@ qk_rmsnorm_fwd__bf16_d5120_set_qkquheads_8_rotate_halves_positions_i64__t128_r1_
     #pragma unroll 1
     while (stream_.next()) {
         const long long positions = load_scalar<ReadOnlyLoad>(positions_ptr_ + stream_.row);
+        Vec<float, Row::N> cos_row_[Row::VECTORS];
+        load_row<Row, ReadOnlyLoad>(cos_row_, repeated</* columns */ 64>(row_of_table(cos_ptr_, positions,
+            cos_stride_)));
+        Vec<float, Row::N> sin_row_[Row::VECTORS];
+        load_row<Row, ReadOnlyLoad>(sin_row_, repeated</* columns */ 64>(row_of_table(sin_ptr_, positions,
+            sin_stride_)));
         stream_.wait();
         const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 0);
         Vec<bf16, Row::N> x_row_[Row::VECTORS];
@@ -121,10 +127,6 @@ qk_rmsnorm_fwd__bf16_d5120_set_qkquheads_8_rotate_halves_positions_i64__t128_r1_
             Vec<bf16, Row::N> y_out_;
             const auto gamma = packed(gamma_cached_[v_]);
             const auto gamma_k = packed(gamma_k_cached_[v_]);
-            const auto cos = load<Row, ReadOnlyLoad>(repeated</* columns */ 64>(row_of_table(cos_ptr_, positions,
-                cos_stride_)), v_);
-            const auto sin = load<Row, ReadOnlyLoad>(repeated</* columns */ 64>(row_of_table(sin_ptr_, positions,
-                sin_stride_)), v_);
             const int head_index = Row::column(v_, 0) / 128;  // %head_index = iota {axis=H, dtype=i32}
             const float head = f32_from_i32(head_index);      // %head = cast %head_index {to=f32}
             float ms_sum_block_[1] = {Add<float>::neutral()};
@@ -160,8 +162,8 @@ qk_rmsnorm_fwd__bf16_d5120_set_qkquheads_8_rotate_halves_positions_i64__t128_r1_
                 const float gammas = q_heads > head ? gamma32 : gamma_k32;
                 const float xhat = x32 * rstd;                        // %xhat = mul %x32, %rstd
                 const float scaled = xhat * gammas;                   // %scaled = mul %xhat, %gammas
-                const float cos_row = cos[i_];                        // %cos_row = gather %cos, %positions
-                const float sin_row = sin[i_];                        // %sin_row = gather %sin, %positions
+                const float cos_row = cos_row_[v_][i_];               // %cos_row = gather %cos, %positions
+                const float sin_row = sin_row_[v_][i_];               // %sin_row = gather %sin, %positions
                 const float cos32 = cos_row;                          // %cos32 = cast %cos_row {to=f32}
                 const float sin32 = sin_row;                          // %sin32 = cast %sin_row {to=f32}
                 const float turned_sin = turned_vector_[i_] * sin32;  // %turned_sin = mul %turned, %sin32

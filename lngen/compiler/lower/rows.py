@@ -8,7 +8,7 @@ from lngen.compiler.devices import default_device
 from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns, is_of_halves, is_of_set
 from lngen.compiler.lower.cuda.fragments import PhaseText
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
-from lngen.compiler.lower.cuda.spelling import named, tensors
+from lngen.compiler.lower.cuda.spelling import named, tables, tensors
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import is_exact, partial_values, stage_share, stay_packed
@@ -42,6 +42,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         ahead=row_inputs if staged and not s.dynamic else (),
         at_start=row_inputs if s.dynamic else (),
         in_registers=wide if s.row_in_registers else (),
+        angles=tuple(tables(graph).values()) if _are_alike(graph, s, p) else (),
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,
         met=named(e for e in graph.eqns if is_block_fold(e)) if p.blocks_meet else (),
@@ -49,6 +50,17 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
     )
     prefetching = 0 if row.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
     return replace(row, prefetch_blocks=prefetching)
+
+
+def _are_alike(graph: Graph, s: Schedule, p: Problem) -> bool:
+    """True if all vectors of a thread have the same columns of each table, such as those of a head.
+
+    Row layouts give a thread every so many vectors of a segment, see row_layout.cuh. Only rows in stages have a wait
+    that loads can precede; in other forms the compiler reads alike columns once.
+    """
+    periods = [t.period for t in tables(graph).values()]
+    apart = (s.threads * p.chunk, p.segment)[: 1 + (p.segments > 1)]
+    return s.form in STAGED and not any(n % period for n in apart for period in periods)
 
 
 def _cached(s: Schedule, p: Problem) -> str:
