@@ -11,7 +11,7 @@ from lngen.compiler.lower.cuda.row_text import Place, RowKernel
 from lngen.compiler.lower.cuda.spelling import named, tables, tensors
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.problem import STAGED, Problem, Schedule
-from lngen.compiler.problem.footprint import is_exact, partial_values, stage_share, stay_packed
+from lngen.compiler.problem.footprint import are_alike, is_exact, partial_values, stage_share, stay_packed
 
 # Blocks per multiprocessor that prefetch rows if they are not persistent: about those that are resident together on the
 # default device, which the text assumes for every arch. A later block would only prefetch what it loads at once.
@@ -42,7 +42,7 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         ahead=row_inputs if staged and not s.dynamic else (),
         at_start=row_inputs if s.dynamic else (),
         in_registers=wide if s.row_in_registers else (),
-        angles=tuple(tables(graph).values()) if _are_alike(graph, s, p) else (),
+        angles=tuple(tables(graph).values()) if _once_a_row(graph, s, p) else (),
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,
         met=named(e for e in graph.eqns if is_block_fold(e)) if p.blocks_meet else (),
@@ -52,15 +52,12 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
     return replace(row, prefetch_blocks=prefetching)
 
 
-def _are_alike(graph: Graph, s: Schedule, p: Problem) -> bool:
-    """True if all vectors of a thread have the same columns of each table, such as those of a head.
+def _once_a_row(graph: Graph, s: Schedule, p: Problem) -> bool:
+    """True if a thread reads the columns of tables once a row.
 
-    Row layouts give a thread every so many vectors of a segment, see row_layout.cuh. Only rows in stages have a wait
-    that loads can precede; in other forms the compiler reads alike columns once.
+    Only rows in stages have a wait that loads can precede; in other forms the compiler reads alike columns once.
     """
-    periods = [t.period for t in tables(graph).values()]
-    apart = (s.threads * p.chunk, p.segment)[: 1 + (p.segments > 1)]
-    return s.form in STAGED and not any(n % period for n in apart for period in periods)
+    return s.form in STAGED and all(are_alike(s, p, table.period) for table in tables(graph).values())
 
 
 def _cached(s: Schedule, p: Problem) -> str:

@@ -32,6 +32,14 @@ def segments_held(s: Schedule, p: Problem) -> int:
     return 1 if s.form == "multipass" else -(-p.segments // s.cluster)
 
 
+def are_alike(s: Schedule, p: Problem, period: int) -> bool:
+    """True if all vectors of a thread have the same columns of those that repeat along a row, such as a head's.
+
+    A thread has every so many vectors of a segment, see row_layout.cuh.
+    """
+    return not any(n % period for n in (s.threads * p.chunk, p.segment)[: 1 + (p.segments > 1)])
+
+
 def vectors_per_thread(s: Schedule, p: Problem) -> int:
     """Thread vectors that a thread holds at a time: of its block's share of a row, or of one segment in multipass."""
     return segments_held(s, p) * -(-p.segment_chunks // s.threads)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from lngen.compiler.devices import DEFAULT_ARCH
 from lngen.compiler.lower import Kernel, Plan
+from lngen.compiler.lower.cuda.fragments import Tensor
 from lngen.compiler.lower.cuda.row_text import SIZES
 from lngen.compiler.problem import STAGED
 from lngen.compiler.problem.facts import CHUNK_BYTES
-from lngen.compiler.problem.footprint import vectors_per_thread
+from lngen.compiler.problem.footprint import are_alike, vectors_per_thread
 from lngen.compiler.toolchain import compiler_build
 from lngen.errors import ScheduleError
 from lngen.files import parse_json, write_all
@@ -43,16 +44,19 @@ def lint(plan: Plan, codes: Sequence[KernelCode]) -> list[str]:
 def promised(kernel: Kernel, plan: Plan) -> dict[str, int]:
     """The fewest instructions by kind with which a row kernel loads rows and weights, 16 bytes of a thread at a time.
 
-    Where D leaves fewer neighbouring elements, and of rows at any alignment, only bulk copies are promised.
+    Where D leaves fewer neighbouring elements, and of rows at any alignment, only bulk copies are promised. A thread
+    whose vectors have the same columns of a head loads one of them.
     """
     form, p = plan.schedule.form, plan.problem
     if kernel.row is None:
         return {}
     chunks = 0 if form == "tma_unaligned" else vectors_per_thread(plan.schedule, p)
-    rows, weights = (
-        sum(chunks * p.chunk * size // CHUNK_BYTES for size in sizes if p.run * size >= CHUNK_BYTES)
-        for sizes in ([SIZES[t.ctype] for t in tensors] for tensors in kernel.inputs[:2])
-    )
+
+    def loads(t: Tensor) -> int:
+        alike, size = t.period and are_alike(plan.schedule, p, t.period), SIZES[t.ctype]
+        return (min(chunks, 1) if alike else chunks) * p.chunk * size // CHUNK_BYTES * (p.run * size >= CHUNK_BYTES)
+
+    rows, weights = (sum(map(loads, tensors)) for tensors in kernel.inputs[:2])
     if form not in STAGED:
         return {"LDG 16": rows + weights}
     copies = {"LDGSTS 16": rows} if form == "cp_async" else {"bulk load": len(kernel.inputs.element)}
