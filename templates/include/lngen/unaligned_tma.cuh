@@ -11,6 +11,7 @@
 #define LNGEN_UNALIGNED_TMA_CUH
 
 #include "lngen/tma.cuh"
+#include "lngen/vector.cuh"
 
 namespace lngen {
 
@@ -36,11 +37,12 @@ template <typename Row, typename T> struct Span {
     }
 };
 
-// Copies the elements after the span of a row to a stage, and returns the bytes of the span.
+// Copies the elements after the span of a row to a stage, zeros behind them up to a multiple of 16 bytes, and returns the
+// bytes of the span.
 template <typename Row, typename T> __device__ __forceinline__ unsigned load_tail(void* to, const T* row, bool last) {
     const Span<Row, T> span(row, last);
-    for (int i = span.covered; i < Row::columns(); ++i)
-        static_cast<T*>(to)[span.shift + i] = row[Row::first_column() + i];
+    for (int i = span.covered; i < Row::columns() || (span.shift + i) * sizeof(T) % 16; ++i)
+        static_cast<T*>(to)[span.shift + i] = i < Row::columns() ? row[Row::first_column() + i] : T{};
     return span.bytes;
 }
 
@@ -49,6 +51,27 @@ template <typename Row, typename T>
 __device__ __forceinline__ void tma_load_span(void* to, const T* row, bool last, unsigned long long* barrier) {
     const Span<Row, T> span(row, last);
     tma_load(to, span.first, span.bytes, barrier);
+}
+
+// Vector v of the whole units of 16 bytes in which a stage has the block's columns of a row, with `least` in the place
+// of what lies around these. The vectors of all threads have every column; a thread has others than of the row.
+// `from` is where column 0 would be.
+template <typename Row, typename T>
+__device__ __forceinline__ Vec<T, Row::N> stage_vector(const T* from, int v, unsigned short least) {
+    static_assert(Row::N * sizeof(T) == 16, "a vector is a unit");
+    static_assert(Row::VECTORS * Row::THREADS >= Row::BLOCK_COLUMNS / Row::N + 1, "the last unit has a thread");
+    constexpr int LAST = Row::D - (Row::BLOCKS_PER_ROW - 1) * Row::BLOCK_COLUMNS;  // columns of the last block
+    const bool ends = (v + 1) * Row::THREADS * Row::N > LAST;  // there may be the last column
+    const T* first = from + Row::first_column();
+    const int at = (v * Row::THREADS + Row::thread()) * Row::N - misalignment(first), columns = Row::columns();
+    Access<T, Row::N> unit = {};
+    if (!ends || at < columns) unit.read(first + at, PlainLoad{});
+    Vec<T, Row::N> vector;
+    for (int i = 0; i < Row::N; ++i) {
+        vector[i] = unit[i];
+        if ((v == 0 && at + i < 0) || (ends && at + i >= columns)) vector[i].bits = least;
+    }
+    return vector;
 }
 
 // Stores the block's columns of a row from a stage, where they are as misaligned as in global memory: whole units of 16

@@ -30,6 +30,7 @@ from lngen.compiler.lower.cuda.spelling import (
 )
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
+    cluster_tile,
     exchanged_values,
     leading_dimension,
     partial_values,
@@ -334,6 +335,8 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     at_use = s.form == "registers" and p.column_sums > 0
     widened = frozenset(filter(is_of_columns, graph.params)) if row.widened else frozenset()
     array = "{real} {array}[Row::SEGMENTS];"
+    held = vectors_per_thread(s, p) * s.threads * p.chunk
+    of_units = s.form == "tma_unaligned" and not s.row_in_registers and held >= cluster_tile(s, p) + p.chunk
     return Spelling(
         inputs=Inputs(
             element,
@@ -347,7 +350,8 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         partial_when="if (stream_.has_row()) ",
         held_when=f"if (stream_.has_row(){'' if row.exact else ' && Row::holds(v_, i_)'}) ",
         call=lambda eqns, op: _call(row, eqns[0], op),
-        in_pairs=p.chunk % 2 == 0 and p.d % p.chunk == 0,
+        in_pairs=of_units or (p.chunk % 2 == 0 and p.d % p.chunk == 0),
+        of_units=of_units,
         array=f"__shared__ {array}" if s.form == "multipass" else array,
         cluster=s.cluster > 1,
         d=p.d,

@@ -176,7 +176,8 @@ class Spelling:
     partial_when    the condition before a term of a column sum, and ``partial``, to what it is added
     held_when       the condition before an element that is taken into a maximum over all rows
     call            of the reductions of a loop and their functor: the device function, its arguments before the terms
-    in_pairs        the maximum of an input of 16 bits is taken two elements at a time
+    in_pairs        the maximum of an input of 16 bits is taken two elements at a time; ``of_units``: of the whole units
+                    in which a stage has an unaligned row
     layout          of the same: the layout of a vector of features
     array           the declaration of the array of the sums of segments
     cluster         the blocks of a cluster share a row
@@ -193,6 +194,7 @@ class Spelling:
     held_when: str = ""
     call: Callable[[Sequence[Eqn], str], str] = lambda eqns, functor: ""
     in_pairs: bool = False
+    of_units: bool = False
     layout: Callable[[Sequence[Eqn]], str] = lambda eqns: ""
     array: str = ""
     cluster: bool = False
@@ -265,9 +267,9 @@ def _reduce(loop: Loop, s: Spelling) -> Reduce:
     text = _loop(loop, s, lambda e: (s.when, f"{e.out.name}_acc_"))
     if s.in_pairs and (stored := _maxima_of_inputs(loop)):
         sums = tuple(replace(t, halves=ctype(v.type.dtype)) for t, v in zip(sums, stored, strict=True))
-        vectors = (s.inputs.spell(v).removesuffix("[i_]") for v in stored)
+        vectors = ((_unit if s.of_units else s.inputs.spell)(v).removesuffix("[i_]") for v in stored)
         taken = (Statement(f"{t.accumulator}.take({v});", t.note) for t, v in zip(sums, vectors, strict=True))
-        text = replace(text, element=(), after=tuple(taken))
+        text = replace(text, vector=() if s.of_units else text.vector, element=(), after=tuple(taken))
     names, real = ", ".join(total.cname for total in sums), sums[0].real
     results = f"{sums[0].name}_own_" if of_segments else names
     return Reduce(
@@ -281,6 +283,11 @@ def _reduce(loop: Loop, s: Spelling) -> Reduce:
         whole_row=not of_segments,
         kept=tensors(loop.keep),
     )
+
+
+def _unit(v: Value) -> str:
+    """C++: the vector of an unaligned row in its stage."""
+    return f"stage_vector<Row>({v.name}_shared_, v_, Half<{ctype(v.type.dtype)}>::LEAST)"
 
 
 # Their result is the operand.
