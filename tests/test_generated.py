@@ -31,10 +31,10 @@ def test_the_catalog_covers_what_it_should_and_asks_no_compiler(monkeypatch: pyt
     plans = catalog.plans()
     assert {str(plan.spec): str(plan.schedule) for plan in plans} == catalog.CATALOG
     specs, schedules = [plan.spec for plan in plans], [plan.schedule for plan in plans]
-    assert 8 <= len(specs) <= 21
+    assert 8 <= len(specs) <= 22
     plain = [s for s in specs if not ("quant" in dict(s.chosen) or s.dx_quant)]
     named = {*product(("layernorm", "rmsnorm"), ("fwd", "bwd")), ("ada_layernorm", "bwd"), ("ada_rmsnorm", "bwd")}
-    named |= {("qk_rmsnorm", "fwd")}
+    named |= {("qk_rmsnorm", "fwd"), ("cross_entropy", "fwd")}
     assert {(s.definition.name, s.direction) for s in plain} == named
     quantised = [dict(s.chosen) for s in specs if "quant" in dict(s.chosen)]
     assert {keys.get("scales", "row") for keys in quantised} == {"row", "block"}
@@ -54,6 +54,7 @@ def test_the_catalog_covers_what_it_should_and_asks_no_compiler(monkeypatch: pyt
         12288,
         16384,
         32768,
+        50257,
         65536,
     }
     assert any(s.weight is not s.dtype for s in specs)

@@ -433,7 +433,7 @@ def test_the_wheel_carries_the_data_and_works_alone(wheel: Path, tmp_path: Path)
         data |= {f"lngen/_data/{path.relative_to(ROOT).as_posix()}" for path in files}
     assert {name for name in carried if name.startswith("lngen/_data/")} == data
     assert wheel.name.startswith("lngen_cuda-")  # lngen is a stranger's package on the public index
-    assert wheel.stat().st_size < 1_200_000
+    assert wheel.stat().st_size < 1_250_000
     own = [
         p for p in PACKAGE.rglob("*") if p.is_file() and p.suffix in (".py", ".md", ".toml", ".typed", ".cpp", ".hpp")
     ]

@@ -76,6 +76,10 @@ CATALOG = {
     "qk_rmsnorm.fwd:d=5120,dtype=bf16,k_heads=8,rotate=halves,positions=i64": (
         "form=tma,threads=128,rows_per_block=1,vec=8,blocks_per_sm=4,stages=3,grid=528,cached_weights=yes,row_in_registers=yes,dynamic=yes"
     ),
+    # A loss of class indices: rows at any alignment that a cluster shares, their maximum in pairs of whole units.
+    "cross_entropy.fwd:d=50257,dtype=bf16,target=index": (
+        "form=tma_unaligned,threads=64,rows_per_block=8,vec=1,stages=2,cluster=8,grid=15"
+    ),
     # Multipass, in three kernels.
     "rmsnorm.bwd:d=65536,dtype=f32": "form=multipass,threads=512,rows_per_block=1,vec=4,blocks_per_sm=2",
 }

@@ -64,6 +64,21 @@ def test_extents(extent: Extent, text: str, blocks: list[int]) -> None:
     assert [extent(rows) for rows in (0, 1, 7, 1000)] == blocks
 
 
+@pytest.mark.parametrize(("spec", "alone", "of_all"), [
+    ("cross_entropy.fwd:d=4096,dtype=bf16,target=index", {"known", "hit", "log", "loss"}, {"top", "class_index"}),
+    ("cross_entropy.fwd:d=4096,dtype=bf16,target=index,x_grad=yes", {"hit", "log", "loss"}, {"top", "known"}),
+    ("layernorm.fwd:d=4096,dtype=bf16", set(), {"mean", "rstd"}),
+])  # fmt: skip
+def test_the_thread_that_stores_computes_what_nothing_else_needs(spec: str, alone: set[str], of_all: set[str]) -> None:
+    for nest in (kernel.nest for kernel in best(parse_spec(spec)).kernels):
+        found = {e.out.name for phase in nest.phases for e in phase.alone}
+        every = {e.out.name for eqns in (nest.row, *(phase.after for phase in nest.phases)) for e in eqns}
+        assert found >= alone
+        assert bool(found) == bool(alone)
+        assert every >= of_all
+        assert not found & every
+
+
 def test_a_large_finish_has_sixteen_bytes_of_columns_a_thread() -> None:
     """Of f32 four columns, of f64 two; 128 threads, so that 4 strands have 128 columns and 64, 16 strands 16."""
     wide = {
