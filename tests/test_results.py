@@ -119,17 +119,19 @@ def modulated(what: str) -> list[str]:
     return [f"{r.fraction:.2f}; {told(r)}" for m in (32768, 8192) for r in records("h100-modulated", **wanted, rows=m)]
 
 
-def modulated_h200(what: str) -> list[str]:
+def fractions(name: str, what: str, shapes: tuple[tuple[int, int], ...]) -> list[str]:
+    """Times the ceiling, of a graph and a direction at these shapes."""
     graph, direction = what.rsplit(", ", 1)
-    shapes = (32768, 3072), (8192, 1536), (16384, 1152)
     wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
-    return [f"{records('h200-modulated', **wanted, rows=m, d=d)[0].fraction:.2f}" for m, d in shapes]
+    return [f"{records(name, **wanted, rows=m, d=d)[0].fraction:.2f}" for m, d in shapes]
+
+
+def modulated_h200(what: str) -> list[str]:
+    return fractions("h200-modulated", what, ((32768, 3072), (8192, 1536), (16384, 1152)))
 
 
 def of_heads(what: str) -> list[str]:
-    graph, direction = what.rsplit(", ", 1)
-    wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
-    return [f"{records('h200-heads', **wanted, rows=m)[0].fraction:.2f}" for m in (4096, 16384)]
+    return fractions("h200-heads", what, ((4096, 5120), (16384, 5120)))
 
 
 def few_quantised(graph: str, d: str) -> list[str]:

@@ -322,10 +322,8 @@ class ArrayCall(ABC):
         narrow = self.narrower(described)
         while any(step % narrow for step, _ in wide):
             narrow //= 2
-        own = sets.lead if sets else 0
-        makers = tuple(
-            [library.maker(t.shape(rows, d, own), t.dtype, device, t.strides(rows, d, own)) for t in self.outputs]
-        )
+        made = self.made([layout[1] for layout in layouts])
+        makers = tuple([library.maker(shape, t.dtype, device, steps) for t, (shape, steps) in zip(self.outputs, made)])
         close = near(spans, len(self.inputs))
         return Recipe(
             device,

@@ -151,10 +151,9 @@ def run(
 
 def like(one: Side, tensors: Sequence[torch.Tensor], eps: float) -> list[torch.Tensor]:
     """Results without content, for tensors that have none."""
-    d, (lead, sets) = one.spec.d, leading_of(one, tensors)
-    own = sets.lead if sets else 0
-    layouts = [(v.shape(lead, d, own), v.strides(lead, d, own), TO_TORCH[v.dtype]) for v in one.results]
-    return [tensors[0].new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in layouts]
+    leading_of(one, tensors)  # refuses shapes
+    made = zip(one.results, one.call.made([t.shape for t in tensors]), strict=True)
+    return [tensors[0].new_empty_strided(shape, steps, dtype=TO_TORCH[v.dtype]) for v, (shape, steps) in made]
 
 
 # PyTorch's dtypes that NumPy lacks, as those of ml_dtypes and as PyTorch's whole numbers of the same bits.

@@ -6,10 +6,10 @@ The equations are the definition: the interpreter evaluates them, kernels comput
 polynomials: iteratively reweighted least squares at 2000 Chebyshev nodes, targets by mpmath. They are rounded to f32
 one after the other, the lowest power first. After each rounding the rest is fitted again.
 
-Every function but gelu, gelu_tanh and silu, which have a minimum, and decay is monotone. ``decay`` is exp for numbers
-that are not above 0, in 11 instructions of 17, and 10 where a sum takes its last product: no result is an infinity, and
-one below 2^-126 may be 0. Its polynomial has a power less than that of exp, and its bound is 2.5 in place of 2. Of
-neighbours one in 100000 has a result that is a unit less than the one before.
+Every function is monotone but gelu, gelu_tanh and silu, which have a minimum, and decay. ``decay`` is exp for numbers
+that are not above 0. It takes 11 instructions, 10 where a sum takes its last product, and exp takes 17. No result is an
+infinity, and one below 2^-126 may be 0. Its polynomial has a power less than that of exp, and its bound is 2.5 in place
+of 2. At one pair of neighbours in 100,000 decay falls by a unit in the last place.
 
 The equations have a version, ``functions=v1`` of a spec. Those of the op table are v1; ``EXPANSIONS`` has what another
 version replaces. Bounds and promises are the same in all.
@@ -97,7 +97,7 @@ def _exp_v2(b: Ops, e: Eqn) -> Value:
     the second needs no low part.
     """
     r, whole = _in_steps(b, b.limited("near", e.args[0], _const(b, 104.0)), _EXP_STEPS)
-    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP), r)
+    grown = _grown(b, r, _EXP)
     scale = b.exp2_whole("scale", whole)
     return b.mul("scaled", b.fma("scaled", grown, scale, scale), scale)
 
@@ -164,7 +164,7 @@ def _tanh(b: Ops, e: Eqn) -> Value:
     biased = b.fma("biased", size, _const(b, -2 / math.log(2)), bias)
     n = b.sub("whole", biased, bias)
     r = b.fma("reduced", n, _const(b, -math.log(2) / 2), b.neg("minus", size))
-    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, _EXP_TWICE), r)
+    grown = _grown(b, r, _EXP_TWICE)
     scale = b.exp2_biased("scale", biased)
     h = b.fma("half", b.neg("minus", grown), scale, b.fma("rest", scale, b.neg("minus", half), half))
     cubic, linear, constant = (_const(b, float.fromhex(c)) for c in _RECIPROCAL)
@@ -302,6 +302,11 @@ def _horner(b: Ops, x: Value, coefficients: Iterable[str]) -> Value:
     return first
 
 
+def _grown(b: Ops, r: Value, coefficients: Iterable[str]) -> Value:
+    """e^r - 1, or another r + r^2 p(r), by the coefficients of the polynomial p."""
+    return b.fma("grown", b.mul("square", r, r), _horner(b, r, coefficients), r)
+
+
 def _at_least(b: Ops, x: Value, low: float) -> Value:
     """x, but ``low`` below it; a NaN stays one."""
     bound = b.const("low", low, x.type.dtype)
@@ -350,7 +355,7 @@ def _power(b: Ops, r: Value, coefficients: Iterable[str]) -> Value:
 
     r + r^2 q is monotone, because the rounding of r^2 q is finer than the steps of r.
     """
-    grown = b.fma("grown", b.mul("square", r, r), _horner(b, r, coefficients), r)
+    grown = _grown(b, r, coefficients)
     return b.add("power", grown, _const(b, 1.0))
 
 

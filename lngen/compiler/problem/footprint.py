@@ -35,9 +35,9 @@ def segments_held(s: Schedule, p: Problem) -> int:
 def are_alike(s: Schedule, p: Problem, period: int) -> bool:
     """True if all vectors of a thread have the same columns of those that repeat along a row, such as a head's.
 
-    A thread has every so many vectors of a segment, see row_layout.cuh.
+    ``load_row`` of vector.cuh has the same rule; it then keeps one vector in registers.
     """
-    return not any(n % period for n in (s.threads * p.chunk, p.segment)[: 1 + (p.segments > 1)])
+    return s.threads * p.chunk % period == 0 and p.segment % period == 0
 
 
 def vectors_per_thread(s: Schedule, p: Problem) -> int:

@@ -53,9 +53,9 @@ __device__ __forceinline__ void tma_load_span(void* to, const T* row, bool last,
     tma_load(to, span.first, span.bytes, barrier);
 }
 
-// Vector v of the whole units of 16 bytes in which a stage has the block's columns of a row, with `least` in the place
-// of what lies around these. The vectors of all threads have every column; a thread has others than of the row.
-// `from` is where column 0 would be.
+// Vector v of a thread, of the whole units of 16 bytes in which a stage has the block's columns of a row. Elements around
+// these columns are replaced by `least`. All threads together have every column, but a thread has other columns here
+// than by Row::column. `from` is where column 0 would be.
 template <typename Row, typename T>
 __device__ __forceinline__ Vec<T, Row::N> stage_vector(const T* from, int v, unsigned short least) {
     static_assert(Row::N * sizeof(T) == 16, "a vector is a unit");

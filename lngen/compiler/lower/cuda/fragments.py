@@ -220,7 +220,7 @@ class PhaseText:
     reduces      the reductions that end the phase
     exchanged    the sums of segments that the blocks of a cluster then exchange, by name
     after        the statements and the sums over segments that depend on the reductions
-    row_outputs  [M] results stored after the reductions, and ``alone`` statements that the storing thread has before
+    row_outputs  [M] results stored after the reductions; ``alone``: statements before, of the thread that stores them
     releases     the reductions imply that every thread has read the row: its stage is refilled
     broadcast    the exchange of the blocks of a cluster also broadcasts the row for that stage
     kept         stored results that the loop leaves in registers

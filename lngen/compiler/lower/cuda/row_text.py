@@ -328,8 +328,7 @@ class RowKernel:
 def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     """The way in which the loops of the kernel read inputs, reduce and accumulate."""
     s, p = row.schedule, row.problem
-    once = {t.name for t in row.angles}
-    of_rows = {v: "" if v.name in once else t.of_row(row.own_row) for v, t in tables(graph).items()}
+    of_rows = {v: t.of_row(row.own_row) for v, t in tables(graph).items()}
     access = {v: _access(v, row, of_rows.get(v, "")) for v in graph.params if v.type.along(D)}
     element, vector = ({v: texts[n] for v, texts in access.items() if texts[n]} for n in range(2))
     at_use = s.form == "registers" and p.column_sums > 0
@@ -370,15 +369,15 @@ def _taken(v: Value, at: str, row: RowKernel) -> str:
 def _access(v: Value, row: RowKernel, of_row: str) -> tuple[str, str]:
     """C++: the element ``i_`` of an input along D, and the statement of its vector, if it needs one.
 
-    ``of_row``: where a row of a table begins that is read where it is used.
+    ``of_row``: where a row of a table begins.
     """
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
-    if of_row:
-        return f"{name}[i_]", f"const auto {name} = load<Row, ReadOnlyLoad>({of_row}, v_);"
     if v.name in {t.name for t in row.angles}:
         return f"{v.name}_row_[v_][i_]", ""
+    if of_row:
+        return f"{name}[i_]", f"const auto {name} = load<Row, ReadOnlyLoad>({of_row}, v_);"
     if v.type.axes == WIDE or (is_of_set(v) and not row.sets) or not s.cached_weights:
         return f"{name}[i_]", f"const auto {name} = {_read(v, row)};"
     if stay_packed(s, row.problem) and v.type.dtype.size == 2:  # two to a register
