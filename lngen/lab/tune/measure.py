@@ -31,7 +31,7 @@ from lngen.compiler.ir import (
 )
 from lngen.compiler.ir.numerics import Array
 from lngen.compiler.ir.places import extract
-from lngen.compiler.ir.types import sets_in
+from lngen.compiler.ir.types import derived_axes, sets_in
 from lngen.compiler.passes.instance import lengths
 from lngen.compiler.spec import Spec
 from lngen.compiler.toolchain import nvrtc_version
@@ -80,7 +80,8 @@ class Bits:
         self._sets = block - 1 if block % 2 == 0 else block
         self.block = self._sets * self.inner
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
-        sliceable = not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
+        blocks = any(axis.base is D for axis in derived_axes(self._columns_graph))
+        sliceable = not blocks and not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
         self.whole = not self._columns_graph.results or sliceable
         affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
         edges = {self.block} if spec.by_sets else {m for m in EDGE_ROWS if m < rows and m <= affordable}

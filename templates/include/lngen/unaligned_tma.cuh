@@ -53,23 +53,27 @@ __device__ __forceinline__ void tma_load_span(void* to, const T* row, bool last,
     tma_load(to, span.first, span.bytes, barrier);
 }
 
-// Vector v of a thread, of the whole units of 16 bytes in which a stage has the block's columns of a row. Elements around
-// these columns are replaced by `least`. All threads together have every column, but a thread has other columns here
-// than by Row::column. `from` is where column 0 would be.
+// Vector v of a thread, of the whole units of 16 bytes in which a stage has the block's columns of a row, one for each
+// vector that threads own. Columns that begin inside a unit may end in one more. Its elements then take the place of
+// what lies before the columns in unit 0. Elements behind them are `least`. All threads together have every column, but
+// a thread has other columns here than by Row::column. `from` is where column 0 would be.
 template <typename Row, typename T>
 __device__ __forceinline__ Vec<T, Row::N> stage_vector(const T* from, int v, unsigned short least) {
     static_assert(Row::N * sizeof(T) == 16, "a vector is a unit");
-    static_assert(Row::VECTORS * Row::THREADS >= Row::BLOCK_COLUMNS / Row::N + 1, "the last unit has a thread");
     constexpr int LAST = Row::D - (Row::BLOCKS_PER_ROW - 1) * Row::BLOCK_COLUMNS;  // columns of the last block
-    const bool ends = (v + 1) * Row::THREADS * Row::N > LAST;  // there may be the last column
+    const int segment = v / Row::PER_SEGMENT * Row::SEGMENT_VECTORS, columns = Row::columns();
+    const bool ends = (segment + (v % Row::PER_SEGMENT + 1) * Row::THREADS) * Row::N > LAST;
     const T* first = from + Row::first_column();
-    const int at = (v * Row::THREADS + Row::thread()) * Row::N - misalignment(first), columns = Row::columns();
-    Access<T, Row::N> unit = {};
+    const int at = (segment + Row::vector_in_segment(v)) * Row::N - misalignment(first);
+    const int behind = at + Row::BLOCK_COLUMNS;
+    Access<T, Row::N> unit = {}, more = {};
     if (!ends || at < columns) unit.read(first + at, PlainLoad{});
+    if (v == 0 && at < 0 && behind < columns) more.read(first + behind, PlainLoad{});
     Vec<T, Row::N> vector;
     for (int i = 0; i < Row::N; ++i) {
-        vector[i] = unit[i];
-        if ((v == 0 && at + i < 0) || (ends && at + i >= columns)) vector[i].bits = least;
+        const bool before = v == 0 && at + i < 0;
+        vector[i] = before ? more[i] : unit[i];
+        if ((ends && !before && at + i >= columns) || (before && behind + i >= columns)) vector[i].bits = least;
     }
     return vector;
 }

@@ -11,6 +11,7 @@ from lngen.compiler.compile import Compilation
 from lngen.compiler.devices import default_device
 from lngen.compiler.interpret import interpret
 from lngen.compiler.problem import Schedule
+from lngen.compiler.problem.footprint import cluster_tile
 from lngen.compiler.problem.legal import is_legal
 from lngen.compiler.schedule import ranked
 from lngen.compiler.schedule.space import in_one_block
@@ -56,6 +57,34 @@ def agrees(text: str, schedule: Schedule, rows: int, over: str = "", arch: str =
 @pytest.mark.parametrize("name", CASES)
 def test_bits(name: str) -> None:
     agrees(*CASES[name])
+
+
+MAXIMA = {
+    "one block": ("softmax.fwd:d=1001,dtype=bf16", unaligned(32, 2, 1, 2, grid=2)),
+    "few threads": ("log_softmax.fwd:d=171,dtype=f16", unaligned(16, 2, 1, 3, grid=2)),
+    "two blocks": (INDEX.format(16001, "bf16"), without_store(128, 2, 1, 2, cluster=2, grid=1)),
+    "runs of two": ("softmax.fwd:d=16006,dtype=f16", unaligned(64, 1, 2, 2, cluster=2, grid=1)),
+    "blocks of segments": (INDEX.format(33001, "bf16"), without_store(256, 1, 1, 2, cluster=2, grid=1)),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("name", MAXIMA)
+def test_the_largest_element_may_be_first_or_last_of_a_block(name: str) -> None:
+    """A maximum takes whole units of 16 bytes: the first and the last unit have elements of the block's neighbours."""
+    text, schedule = MAXIMA[name]
+    found, spec = compilation(text), parse_spec(text)
+    tile = cluster_tile(schedule, found.problem)
+    ends = [c for begin in range(0, spec.d, tile) for c in (begin, min(begin + tile, spec.d) - 1)]
+    rows = 8 * len(ends)
+    inputs = random_inputs(spec, rows)
+    for row in range(rows):  # eight rows begin at every place of a unit, or every other one
+        inputs["x"][row, ends[row // 8]] = 100
+    outcome = run_plan(found.kernels(schedule).plan, inputs, rows=rows, order=1)
+    assert not outcome.findings, str(outcome.findings[0])
+    wanted = interpret(found.graph, inputs)
+    assert (wanted["rowmax"] == 100).all()
+    assert not mismatches(outcome.results, wanted)
 
 
 @pytest.mark.usefixtures("compiler")

@@ -32,6 +32,7 @@ SPECS = [
     "layernorm.bwd:d=48,dtype=f32,wrt=x",
     "rmsnorm.fwd:d=48,dtype=f32,eps=run",
     "rmsnorm.fwd:d=64,dtype=bf16,quant=e4m3,scales=block,block_size=16,scale_layout=columns",
+    "qk_rmsnorm.bwd:d=64,dtype=f32,head=16,k_heads=2,rotate=halves,positions=i64",
 ]  # fmt: skip
 
 

@@ -30,7 +30,6 @@ from lngen.compiler.lower.cuda.spelling import (
 )
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
-    cluster_tile,
     exchanged_values,
     leading_dimension,
     partial_values,
@@ -334,8 +333,7 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
     at_use = s.form == "registers" and p.column_sums > 0
     widened = frozenset(filter(is_of_columns, graph.params)) if row.widened else frozenset()
     array = "{real} {array}[Row::SEGMENTS];"
-    held = vectors_per_thread(s, p) * s.threads * p.chunk
-    of_units = s.form == "tma_unaligned" and not s.row_in_registers and held >= cluster_tile(s, p) + p.chunk
+    of_units = s.form == "tma_unaligned" and not s.row_in_registers
     return Spelling(
         inputs=Inputs(
             element,
