@@ -124,22 +124,24 @@ class Bits:
         return {p.name: self._inputs[p.name] for p in graph.params}
 
     def _column_sums(self, rows: int) -> tuple[Any, dict[str, Any]]:
-        """Indices of the columns compared, and their sums over the first ``rows`` rows."""
+        """Where the columns that are compared are in a sum, and their sums over the first ``rows`` rows."""
         d = self.spec.d
         count = min(max(COLUMN_ELEMENTS // max(rows, 1), LEAST_COLUMNS), MOST_COLUMNS)
-        columns = np.arange(d)
+        there: Any = slice(None)
+        columns = there
         if self.whole and d > count and rows * d > BLOCK_ELEMENTS:
             inner = np.random.default_rng(d).choice(d, count - 2, replace=False)
             columns = np.unique([0, d - 1, *inner])
+            there = self._xp.asarray(columns)
         if not self._columns_graph.results:
-            return columns, {}
+            return there, {}
         repeat, of_sets, sliced = np.arange(rows) % self.block, np.arange(rows // self.inner) % self._sets, {}
         for p in self._columns_graph.params:
             a = self._inputs[p.name]
             a = a[..., columns] if D in p.type.axes else a
             sliced[p.name] = a[repeat] if M in p.type.axes else a[of_sets] if is_of_set(p) else a
         found = interpret(self._columns_graph, sliced)
-        return self._xp.asarray(columns), {n: self._xp.asarray(raw(a)) for n, a in found.items()}
+        return there, {n: self._xp.asarray(raw(a)) for n, a in found.items()}
 
     def _repeated(self, block: Any, value: Value) -> Any:
         """The rows of an input, or those of sets, repeated as often as needed."""

@@ -32,8 +32,9 @@ SPECS = [
     "layernorm.bwd:d=48,dtype=f32,wrt=x",
     "rmsnorm.fwd:d=48,dtype=f32,eps=run",
     "rmsnorm.fwd:d=64,dtype=bf16,quant=e4m3,scales=block,block_size=16,scale_layout=columns",
-    "qk_rmsnorm.bwd:d=64,dtype=f32,head=16,k_heads=2,rotate=halves,positions=i64",
+    "qk_rmsnorm.bwd:d=64,dtype=f32,head=16,k_heads=2",
 ]  # fmt: skip
+ROTATED = "qk_rmsnorm.bwd:d=64,dtype=bf16,head=32,rotate=halves,positions=i64"
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def true_results(spec: Spec, bits: Bits, rows: int) -> dict[str, Array]:
     return {n: raw(a).copy() for n, a in interpret(graph, inputs | bits.values).items()}
 
 
-@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("text", [*SPECS, ROTATED])
 @pytest.mark.parametrize("rows", [1, 5, 201])
 def test_what_the_interpreter_computes_is_right_and_a_flipped_bit_is_not(text: str, rows: int) -> None:
     spec = parse_spec(text)
