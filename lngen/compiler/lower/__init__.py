@@ -41,7 +41,14 @@ from lngen.compiler.lower.cuda.policies import cut_type
 from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts, tables
 from lngen.compiler.lower.cut import Parts, column_graph, cut
-from lngen.compiler.lower.finish import column_kernel, finish_of, in_single_launch, requested_shared, set_threads
+from lngen.compiler.lower.finish import (
+    column_kernel,
+    columns_of_a_set,
+    finish_of,
+    in_single_launch,
+    requested_shared,
+    set_threads,
+)
 from lngen.compiler.lower.nest import Nest, Style, nest
 from lngen.compiler.lower.plan import Buffer, Kernel, Plan, by_level
 from lngen.compiler.lower.rows import releasing, row_kernel, row_style, template_of
@@ -268,12 +275,13 @@ class _Lowering:
         """The finish of sums by sets, some threads per column of a set; blocks take sets in turn."""
         p, statements = self.facts, kernel.phases[0].loops[0].element
         handed, threads = tuple(v.name for v in self.parts.of_sets), set_threads(p.interleave)
-        columns = COLUMN_THREADS // threads
+        lanes = COLUMN_THREADS // threads
+        each = columns_of_a_set(p, threads)
         return replace(
             kernel,
             template="finish_of_sets.cu.jinja",
             phases=(),
-            grid=(Extent(-(-p.d // columns)), Extent(per=1, limit=p.blocks)),
+            grid=(Extent(-(-p.d // (lanes * each))), Extent(per=1, limit=p.blocks)),
             block=COLUMN_THREADS,
             finish=SetFinish(
                 sums,
@@ -283,8 +291,9 @@ class _Lowering:
                 leading_dimension(p),
                 handed,
                 threads=threads,
-                columns=columns,
-                shared=len(sums) * COLUMN_THREADS,
+                lanes=lanes,
+                each=each,
+                shared=len(sums) * COLUMN_THREADS * each,
             ),
         )
 

@@ -92,6 +92,12 @@ def set_threads(interleave: int) -> int:
     return interleave // 4 if interleave in (8, 16, 32) else 1
 
 
+def columns_of_a_set(p: Problem, threads: int) -> int:
+    """Neighbouring columns that a thread adds of a set: 8 bytes of them, each with a thread that completes it."""
+    each = min(threads, 8 // p.real_size)
+    return each if p.d % each == 0 else 1
+
+
 def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
     """The row kernel with the finish after a grid barrier; the finish uses the shared memory of the rows."""
     assert rows.row is not None

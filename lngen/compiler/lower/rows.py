@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from lngen.compiler.devices import default_device
 from lngen.compiler.ir import WIDE, DType, Graph, M, Value, ctype, is_block_fold, is_of_columns, is_of_halves, is_of_set
-from lngen.compiler.lower.cuda.fragments import PhaseText
+from lngen.compiler.lower.cuda.fragments import PhaseText, Tensor
 from lngen.compiler.lower.cuda.row_text import Place, RowKernel
-from lngen.compiler.lower.cuda.spelling import named, tables, tensors
+from lngen.compiler.lower.cuda.spelling import address_of_set, named, tables, tensors
 from lngen.compiler.lower.nest import Style
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import are_alike, is_exact, partial_values, stage_share, stay_packed
@@ -42,22 +43,29 @@ def row_kernel(graph: Graph, outputs: tuple[Value, ...], s: Schedule, p: Problem
         ahead=row_inputs if staged and not s.dynamic else (),
         at_start=row_inputs if s.dynamic else (),
         in_registers=wide if s.row_in_registers else (),
-        angles=tuple(tables(graph).values()) if _once_a_row(graph, s, p) else (),
         flush=flush,
         shared=partial_values(s, p) if flush == "in turn" else 0,
         met=named(e for e in graph.eqns if is_block_fold(e)) if p.blocks_meet else (),
         turned=tuple(filter(is_of_halves, graph.eqns)) if p.blocks_meet else (),
     )
     prefetching = 0 if row.persistent else PREFETCHING_BLOCKS * default_device().multiprocessors
-    return replace(row, prefetch_blocks=prefetching)
+    return replace(row, prefetch_blocks=prefetching, once=(*_angles(graph, row), *_of_the_set(graph, row)))
 
 
-def _once_a_row(graph: Graph, s: Schedule, p: Problem) -> bool:
-    """True if a thread reads the columns of tables once a row.
+def _angles(graph: Graph, row: RowKernel) -> Iterator[tuple[Tensor, str]]:
+    """The tables of which a thread reads the columns once a row.
 
     Only rows in stages have a wait that loads can precede; in other forms the compiler reads alike columns once.
     """
-    return s.form in STAGED and all(are_alike(s, p, table.period) for table in tables(graph).values())
+    found = tables(graph).values()
+    if row.staged and all(are_alike(row.schedule, row.problem, table.period) for table in found):
+        yield from ((table, table.of_row(row.own_row)) for table in found)
+
+
+def _of_the_set(graph: Graph, row: RowKernel) -> Iterator[tuple[Tensor, str]]:
+    """The cached inputs of sets, of a kernel that takes rows of many sets."""
+    if row.schedule.cached_weights and not row.problem.column_sums:
+        yield from ((t, address_of_set(t.name)) for t in tensors(filter(is_of_set, graph.params)))
 
 
 def _cached(s: Schedule, p: Problem) -> str:

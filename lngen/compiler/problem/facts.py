@@ -113,11 +113,12 @@ class Problem:
 
     @cached_property
     def kept_sizes(self) -> tuple[int, ...]:
-        """Bytes per element of each input that may stay in registers from row to row: [D], and those of a set of rows.
+        """Bytes per element of each input that a kernel may read ahead of its use: [D], and those of a set of rows.
 
-        A block with column sums takes the rows of a set one after the other.
+        From row to row [D] inputs stay in registers. Those of a set do where a block with column sums takes its rows
+        one after the other, and else are read with each row.
         """
-        return (*self.column_sizes, *(self.set_sizes if self.stretch and self.column_sums else ()))
+        return (*self.column_sizes, *(self.set_sizes if self.stretch or not self.column_sums else ()))
 
     @cached_property
     def chunks(self) -> int:

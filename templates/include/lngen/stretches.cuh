@@ -6,16 +6,20 @@
 //         while (stream.next()) { ... add row stream.row ... }
 //         ... store the partial row stream.at.number ...
 //     }
-//     parts[threadIdx.x] = part_of_stretches<Add<float>, Finish>(partials, stretches_of_a_set);
+//     using Sum = SetSum<Add<float>, Finish, float>;
+//     const Sum sum{partials, parts}, other{other_partials, other_parts};
+//     add_stretches<Finish>(stretches_of_a_set, sum, other);
 //     __syncthreads();
-//     const float sum = stretch_total<Add<float>, Finish>(parts);
+//     const float total = sum.total();
 //
 // A block takes whole stretches, any of them, so the sums of a set depend on its own rows alone.
 #ifndef LNGEN_STRETCHES_CUH
 #define LNGEN_STRETCHES_CUH
 
+#include "lngen/finish.cuh"
 #include "lngen/row_place.cuh"
 #include "lngen/row_reduce.cuh"
+#include "lngen/vector.cuh"
 
 namespace lngen {
 
@@ -82,54 +86,93 @@ template <typename Row, int GRID, typename Cut> struct StretchRows {
     }
 };
 
-// How the totals of COLUMNS columns of a set are added by a block: INTERLEAVE partial sums of each, or a quarter of that
-// many where they would have fewer than four terms. THREADS threads of a column have them in turn, so the first levels of
-// the tree over them are within a thread.
-template <int LEADING_, int INTERLEAVE_, int THREADS_, int COLUMNS_> struct SetFinish {
-    static constexpr int LEADING = LEADING_, INTERLEAVE = INTERLEAVE_, THREADS = THREADS_, COLUMNS = COLUMNS_;
+// How a block adds the totals of a set: THREADS threads have the same EACH neighbouring columns, and LANES of them are side
+// by side. There are INTERLEAVE partial sums of a column, or a quarter of that many where they would have fewer than four
+// terms. The threads of a column have them in turn, so the first levels of the tree over them are within a thread.
+template <int LEADING_, int INTERLEAVE_, int THREADS_, int LANES_, int EACH_> struct SetFinish {
+    static constexpr int LEADING = LEADING_, INTERLEAVE = INTERLEAVE_, THREADS = THREADS_, LANES = LANES_, EACH = EACH_;
     static constexpr int FEW = INTERLEAVE / 4 > 0 ? INTERLEAVE / 4 : 1;
     static_assert(THREADS == 1 || THREADS == FEW, "a thread has one of few partial sums");
-    static __device__ __forceinline__ int column() { return threadIdx.x % COLUMNS; }
-    static __device__ __forceinline__ int thread() { return threadIdx.x / COLUMNS; }  // of those of a column
+    static_assert(EACH <= THREADS, "each column has a thread that completes it");
+    static __device__ __forceinline__ int thread() { return threadIdx.x / LANES; }  // of those with the same columns
+    static __device__ __forceinline__ int first_column() {
+        return (static_cast<int>(blockIdx.x) * LANES + static_cast<int>(threadIdx.x) % LANES) * EACH;
+    }
 };
 
-// What a thread adds of `count` partial rows in its column, in STRANDS partial sums, which are tree-reduced. So many loads
-// are in flight together.
-template <typename Op, typename Finish, int STRANDS, typename Real>
-__device__ __forceinline__ Real strands_of_stretches(const Real* partials, long long count) {
-    constexpr int IN_FLIGHT = STRANDS > 16 ? STRANDS : 16 / STRANDS * STRANDS, THREADS = Finish::THREADS;
-    Real strands[STRANDS];
-    for (int s = 0; s < STRANDS; ++s) strands[s] = Op::neutral();
-    #pragma unroll 1
-    for (long long first = Finish::thread(); first < count; first += IN_FLIGHT * THREADS) {
-        Real loaded[IN_FLIGHT];
-        #pragma unroll
-        for (int n = 0; n < IN_FLIGHT; ++n) {
-            const long long row = first + n * THREADS;
-            if (row < count) loaded[n] = __ldcg(partials + row * Finish::LEADING);
+// A column sum of a set: where its partial rows begin in a thread's columns, and a place for what each thread adds. It is
+// in shared memory, between two barriers.
+template <typename Op, typename Finish, typename Real> struct SetSum {
+    static constexpr int BLOCK = Finish::THREADS * Finish::LANES, NUMBERS = BLOCK * Finish::EACH;
+    const Real* partials;
+    Real* parts;
+
+    // Adds `count` partial rows in STRANDS partial sums, which are tree-reduced. What a thread loads is in flight together
+    // with what it loads of the other sums.
+    template <int STRANDS> struct Strands {
+        static constexpr int ROWS = STRANDS > 8 ? STRANDS : 8 / STRANDS * STRANDS, STEP = ROWS * Finish::THREADS;
+        const SetSum& sum;
+        Vec<Real, Finish::EACH> loaded[ROWS];
+        Real strands[Finish::EACH][STRANDS];
+        __device__ __forceinline__ explicit Strands(const SetSum& sum) : sum(sum) {
+            for (auto& column : strands) {
+                for (Real& strand : column) strand = Op::neutral();
+            }
         }
-        #pragma unroll
-        for (int n = 0; n < IN_FLIGHT; ++n) {
-            if (first + n * THREADS < count) strands[n % STRANDS] = Op::of(strands[n % STRANDS], loaded[n]);
+        __device__ __forceinline__ void load(long long first, int left) {
+            const Real* row = sum.partials + first * Finish::LEADING;
+            #pragma unroll
+            for (int n = 0; n < ROWS; ++n) {
+                Access<Real, Finish::EACH> columns = {};
+                const Real* from = row + n * Finish::THREADS * Finish::LEADING;
+                if (n * Finish::THREADS < left) columns.read(from, L2Load{});
+                for (int c = 0; c < Finish::EACH; ++c) loaded[n][c] = columns[c];
+            }
         }
+        __device__ __forceinline__ void add(int left) {
+            #pragma unroll
+            for (int n = 0; n < ROWS; ++n) {
+                for (int c = 0; c < Finish::EACH; ++c) {
+                    Real& strand = strands[c][n % STRANDS];
+                    if (n * Finish::THREADS < left) strand = Op::of(strand, loaded[n][c]);
+                }
+            }
+        }
+        __device__ __forceinline__ void share() {
+            for (int c = 0; c < Finish::EACH; ++c) {
+                sum.parts[c * BLOCK + static_cast<int>(threadIdx.x)] = tree_reduce<Op, STRANDS>(strands[c]);
+            }
+        }
+    };
+
+    // The total of a thread's column, that of its number.
+    __device__ __forceinline__ Real total() const {
+        Real own[Finish::THREADS];
+        const int lane = static_cast<int>(threadIdx.x) % Finish::LANES;
+        for (int t = 0; t < Finish::THREADS; ++t) own[t] = parts[Finish::thread() * BLOCK + t * Finish::LANES + lane];
+        return tree_reduce<Op, Finish::THREADS>(own);
     }
-    return tree_reduce<Op, STRANDS>(strands);
+};
+
+// Adds some strands of sums, of all of which the partial rows are loaded together.
+template <typename Finish, typename... Strands>
+__device__ __forceinline__ void add_strands(long long count, Strands... sums) {
+    constexpr int STEPS[] = {Strands::STEP...};
+    #pragma unroll 1
+    for (long long first = Finish::thread(); first < count; first += STEPS[0]) {
+        const int left = count - first < STEPS[0] ? static_cast<int>(count - first) : STEPS[0];
+        (sums.load(first, left), ...);
+        (sums.add(left), ...);
+    }
+    (sums.share(), ...);
 }
 
-// The part of a thread in the sum of `count` partial rows in its column, for stretch_total.
-template <typename Op, typename Finish, typename Real>
-__device__ __forceinline__ Real part_of_stretches(const Real* partials, long long count) {
-    constexpr int THREADS = Finish::THREADS, MANY = Finish::INTERLEAVE / THREADS, FEW = Finish::FEW / THREADS;
-    if (count >= 4 * Finish::INTERLEAVE) return strands_of_stretches<Op, Finish, MANY>(partials, count);
-    return strands_of_stretches<Op, Finish, FEW>(partials, count);
-}
-
-// The tree over what the threads of a column have; `parts` has a place for each thread of the block, and is shared
-// between two barriers.
-template <typename Op, typename Finish, typename Real> __device__ __forceinline__ Real stretch_total(const Real* parts) {
-    Real own[Finish::THREADS];
-    for (int t = 0; t < Finish::THREADS; ++t) own[t] = parts[t * Finish::COLUMNS + Finish::column()];
-    return tree_reduce<Op, Finish::THREADS>(own);
+// Adds the `count` partial rows of sums of a set, a part in each thread.
+template <typename Finish, typename... Sums>
+__device__ __forceinline__ void add_stretches(long long count, const Sums&... sums) {
+    constexpr int MANY = Finish::INTERLEAVE / Finish::THREADS, FEW = Finish::FEW / Finish::THREADS;
+    if (count >= 4 * Finish::INTERLEAVE) add_strands<Finish>(count, typename Sums::template Strands<MANY>(sums)...);
+    else add_strands<Finish>(count, typename Sums::template Strands<FEW>(sums)...);
 }
 
 }  // namespace lngen

@@ -107,8 +107,9 @@ class SetFinish:
     cut           C++: how a set is cut into stretches, of which each has a row of partial sums
     leading       leading dimension of these, in numbers
     interleave    interleaved partial sums of a column, where they are many
-    threads       of a column of a set
-    columns       of a block
+    threads       with the same columns of a set
+    lanes         threads of a block with different ones
+    each          neighbouring columns of a thread
     handed        the totals of sets in the workspace
     terms         of a sum over all sets, or heads: what each adds
     heads         their number; 0 for sets, whose number follows from the rows
@@ -124,14 +125,15 @@ class SetFinish:
     terms: tuple[Statement, ...] = ()
     heads: int = 0
     threads: int = 1
-    columns: int = 0
+    lanes: int = 0
+    each: int = 1
     shared: int = 0
 
     @property
     def policy(self) -> str:
         """C++: the type that says how the partial sums of a set are added."""
-        fields = {"leading": self.leading, "interleave": self.interleave, "threads": self.threads}
-        fields["columns"] = self.columns
+        names = ("leading", "interleave", "threads", "lanes", "each")
+        fields = {name: getattr(self, name) for name in names}
         return f"SetFinish<{', '.join(f'/* {name} */ {value}' for name, value in fields.items())}>"
 
     @property

@@ -83,8 +83,9 @@ class RowKernel:
     widened           the cached [D] inputs that are f16, and are widened once
     ahead, at_start   the [M] inputs that are loaded one row ahead, and those that are loaded when the row is there
     in_registers      the [M, D] inputs that go from a stage to registers
-    angles            the inputs with columns that repeat along a row, and some for each row, if all vectors of a thread
-                      have the same ones: a thread reads them once a row, before it waits for the row
+    once              the inputs that a thread reads once a row, together with the row or before it waits for it, and
+                      where their columns begin, in C++: cached [N, D] inputs, and those with columns that repeat along
+                      a row, and some for each row, if all vectors of a thread have the same ones
     flush             how column sums are stored: by each thread, through shared memory "in turn" or in the former
                       "ring" of stages, or not at all ("")
     shared            numbers of shared memory for that, outside stages
@@ -105,7 +106,7 @@ class RowKernel:
     ahead: tuple[Tensor, ...] = ()
     at_start: tuple[Tensor, ...] = ()
     in_registers: tuple[Tensor, ...] = ()
-    angles: tuple[Tensor, ...] = ()
+    once: tuple[tuple[Tensor, str], ...] = ()
     flush: str = ""
     shared: int = 0
     met: tuple[Sum, ...] = ()
@@ -372,7 +373,9 @@ def _access(v: Value, row: RowKernel, of_row: str) -> tuple[str, str]:
     s, name = row.schedule, c_name(v)
     if v.type.axes == WIDE and (s.form == "registers" or s.row_in_registers):
         return f"{v.name}_row_[v_][i_]", ""
-    if v.name in {t.name for t in row.angles}:
+    if v.name in {t.name for t, _ in row.once}:
+        if is_of_set(v) and v.type.dtype.size == 2:  # two to a register
+            return f"{name}[i_]", f"const auto {name} = packed({v.name}_row_[v_]);"
         return f"{v.name}_row_[v_][i_]", ""
     if of_row:
         return f"{name}[i_]", f"const auto {name} = load<Row, ReadOnlyLoad>({of_row}, v_);"
