@@ -4,7 +4,7 @@
 //   schedule   :
 //     form=tma,threads=64,rows_per_block=2,vec=8,blocks_per_sm=2,stages=3,row_in_registers=yes,early_release=yes
 //   launch 1   : rows, grid min(252, M), block 128, at least 98304 bytes of dynamic shared memory; no launch for M = 0
-//   launch 2   : finish, grid 96 x min(126, M), block 128; no launch for M = 0
+//   launch 2   : finish, grid 48 x min(22, M), block 128; no launch for M = 0
 //   workspace  : sum_dy_partials_: f32[3072 * stretches of M / n rows]; sum_dy_xhat_partials_: f32[3072 * stretches of
 //     M / n rows]
 //   names      : in kernels, variables that end in _ are lngen's, all others are values of the graph
@@ -123,8 +123,8 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__rows(
             mean_next_ = load_scalar<PlainLoad>(mean_ptr_ + stream_.following());
             const float rstd = rstd_next_;
             rstd_next_ = load_scalar<PlainLoad>(rstd_ptr_ + stream_.following());
-            stream_.wait();
             const RowPlace place_ = stream_.place(stream_.row_or_last(stream_.row));
+            stream_.wait();
             const auto* dy_shared_ = stream_.shared<bf16>(/* byte */ 0);
             const auto* x_shared_ = stream_.shared<bf16>(/* byte */ 6144);
             Vec<bf16, Row::N> dy_row_[Row::VECTORS];
@@ -216,28 +216,24 @@ ada_layernorm_bwd__bf16_d3072__t64_r2_v8_b2_tma_s3_regs_early__finish(
     pdl_trigger();
     pdl_wait();
     using Cut = Stretch</* rows */ 64, /* least */ 16, /* long */ 4096, /* groups */ 2>;
-    using Finish = SetFinish</* leading */ 3072, /* interleave */ 16, /* threads */ 4, /* columns */ 32>;
-    __shared__ float parts_[/* sums */ 2][/* threads */ 128];
-    const long long of_a_set_ = Cut::count(inner_);
-    const int col_ = blockIdx.x * Finish::COLUMNS + Finish::column();
+    using Finish = SetFinish</* leading */ 3072, /* interleave */ 16, /* threads */ 4, /* lanes */ 32, /* each */ 2>;
+    __shared__ float parts_[/* sums */ 2][/* numbers */ 256];
+    const long long of_a_set_ = Cut::count(inner_), sets_ = rows_ / inner_;
+    const int first_column_ = Finish::first_column(), col_ = first_column_ + Finish::thread();
     #pragma unroll 1
-    for (long long set_ = blockIdx.y; set_ < rows_ / inner_; set_ += gridDim.y) {
-        if (col_ < /* D */ 3072) {
-            const long long first_ = set_ * of_a_set_ * Finish::LEADING + col_;
-            const float sum_dy_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_partials_ + first_, of_a_set_);
-            const float sum_dy_xhat_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_xhat_partials_ + first_,
-                of_a_set_);
-            parts_[0][threadIdx.x] = sum_dy_part_;
-            parts_[1][threadIdx.x] = sum_dy_xhat_part_;
-        }
+    for (long long set_ = blockIdx.y; set_ < sets_; set_ += gridDim.y) {
+        const long long first_ = set_ * of_a_set_ * Finish::LEADING + first_column_;
+        const SetSum<Add<float>, Finish, float> sum_dy_total_{sum_dy_partials_ + first_, parts_[0]};
+        const SetSum<Add<float>, Finish, float> sum_dy_xhat_total_{sum_dy_xhat_partials_ + first_, parts_[1]};
+        if (first_column_ < /* D */ 3072) add_stretches<Finish>(of_a_set_, sum_dy_total_, sum_dy_xhat_total_);
         __syncthreads();
-        if (Finish::thread() == 0 && col_ < /* D */ 3072) {
+        if (Finish::thread() < Finish::EACH && col_ < /* D */ 3072) {
             // %sum_dy = reduce_sum %dy32 {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64, to=N}
-            const float sum_dy = stretch_total<Add<float>, Finish>(parts_[0]);
+            const float sum_dy = sum_dy_total_.total();
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=2, interleave=16, least=16, long=4096, stretch=64,
             //     to=N}
-            const float sum_dy_xhat = stretch_total<Add<float>, Finish>(parts_[1]);
-            const bf16 dshift = bf16_from_f32(sum_dy);       // %dshift = cast %sum_dy {to=bf16}
+            const float sum_dy_xhat = sum_dy_xhat_total_.total();
+            const bf16 dshift = bf16_from_f32(sum_dy);  // %dshift = cast %sum_dy {to=bf16}
             const bf16 dscale = bf16_from_f32(sum_dy_xhat);  // %dscale = cast %sum_dy_xhat {to=bf16}
             dshift_ptr_[set_ * dshift_outer_ + col_] = dshift;
             dscale_ptr_[set_ * dscale_outer_ + col_] = dscale;

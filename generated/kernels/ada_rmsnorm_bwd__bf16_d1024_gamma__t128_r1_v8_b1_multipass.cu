@@ -4,7 +4,7 @@
 //   schedule   : form=multipass,threads=128,rows_per_block=1,vec=8
 //   launch 1   : rows, grid M, block 128; no launch for M = 0
 //   launch 2   : columns, grid 8 x min(128, M), block 128; no launch for M = 0
-//   launch 3   : finish, grid 32 x min(128, M), block 128; no launch for M = 0
+//   launch 3   : finish, grid 16 x min(64, M), block 128; no launch for M = 0
 //   launch 4   : sets, grid 8, block 128
 //   workspace  : sum_dy_partials_: f32[1024 * stretches of M / n rows]; sum_dy_xhat_partials_: f32[1024 * stretches of
 //     M / n rows]; sum_dy_xhat: f32[1024 * stretches of M / n rows]
@@ -202,32 +202,28 @@ ada_rmsnorm_bwd__bf16_d1024_gamma__t128_r1_v8_b1_multipass__finish(
     pdl_trigger();
     pdl_wait();
     using Cut = Stretch</* rows */ 64, /* least */ 16, /* long */ 4096, /* groups */ 8>;
-    using Finish = SetFinish</* leading */ 1024, /* interleave */ 16, /* threads */ 4, /* columns */ 32>;
-    __shared__ float parts_[/* sums */ 2][/* threads */ 128];
-    const long long of_a_set_ = Cut::count(inner_);
-    const int col_ = blockIdx.x * Finish::COLUMNS + Finish::column();
+    using Finish = SetFinish</* leading */ 1024, /* interleave */ 16, /* threads */ 4, /* lanes */ 32, /* each */ 2>;
+    __shared__ float parts_[/* sums */ 2][/* numbers */ 256];
+    const long long of_a_set_ = Cut::count(inner_), sets_ = rows_ / inner_;
+    const int first_column_ = Finish::first_column(), col_ = first_column_ + Finish::thread();
     const long long sum_dy_xhat_outer_ = /* D */ 1024;
     #pragma unroll 1
-    for (long long set_ = blockIdx.y; set_ < rows_ / inner_; set_ += gridDim.y) {
-        if (col_ < /* D */ 1024) {
-            const long long first_ = set_ * of_a_set_ * Finish::LEADING + col_;
-            const float sum_dy_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_partials_ + first_, of_a_set_);
-            const float sum_dy_xhat_part_ = part_of_stretches<Add<float>, Finish>(sum_dy_xhat_partials_ + first_,
-                of_a_set_);
-            parts_[0][threadIdx.x] = sum_dy_part_;
-            parts_[1][threadIdx.x] = sum_dy_xhat_part_;
-        }
+    for (long long set_ = blockIdx.y; set_ < sets_; set_ += gridDim.y) {
+        const long long first_ = set_ * of_a_set_ * Finish::LEADING + first_column_;
+        const SetSum<Add<float>, Finish, float> sum_dy_total_{sum_dy_partials_ + first_, parts_[0]};
+        const SetSum<Add<float>, Finish, float> sum_dy_xhat_total_{sum_dy_xhat_partials_ + first_, parts_[1]};
+        if (first_column_ < /* D */ 1024) add_stretches<Finish>(of_a_set_, sum_dy_total_, sum_dy_xhat_total_);
         __syncthreads();
-        if (Finish::thread() == 0 && col_ < /* D */ 1024) {
+        if (Finish::thread() < Finish::EACH && col_ < /* D */ 1024) {
             // %sum_dy = reduce_sum %dy32 {axis=M, groups=8, interleave=16, least=16, long=4096, stretch=64, to=N}
-            const float sum_dy = stretch_total<Add<float>, Finish>(parts_[0]);
+            const float sum_dy = sum_dy_total_.total();
             // %sum_dy_xhat = reduce_dot %dy32, %xhat {axis=M, groups=8, interleave=16, least=16, long=4096, stretch=64,
             //     to=N}
-            const float sum_dy_xhat = stretch_total<Add<float>, Finish>(parts_[1]);
+            const float sum_dy_xhat = sum_dy_xhat_total_.total();
             const float gamma32 = f32_from_bf16(gamma_ptr_[col_]);  // %gamma32 = cast %gamma {to=f32}
-            const bf16 dshift = bf16_from_f32(sum_dy);              // %dshift = cast %sum_dy {to=bf16}
+            const bf16 dshift = bf16_from_f32(sum_dy);  // %dshift = cast %sum_dy {to=bf16}
             const float gamma_sum_dy_xhat = gamma32 * sum_dy_xhat;  // %gamma_sum_dy_xhat = mul %gamma32, %sum_dy_xhat
-            const bf16 dscale = bf16_from_f32(gamma_sum_dy_xhat);   // %dscale = cast %gamma_sum_dy_xhat {to=bf16}
+            const bf16 dscale = bf16_from_f32(gamma_sum_dy_xhat);  // %dscale = cast %gamma_sum_dy_xhat {to=bf16}
             dshift_ptr_[set_ * dshift_outer_ + col_] = dshift;
             dscale_ptr_[set_ * dscale_outer_ + col_] = dscale;
             sum_dy_xhat_ptr_[set_ * sum_dy_xhat_outer_ + col_] = sum_dy_xhat;

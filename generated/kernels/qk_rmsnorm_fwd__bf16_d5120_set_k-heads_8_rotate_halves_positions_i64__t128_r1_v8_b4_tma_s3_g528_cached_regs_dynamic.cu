@@ -63,8 +63,8 @@ qk_rmsnorm_fwd__bf16_d5120_set_qkquheads_8_rotate_halves_positions_i64__t128_r1_
     bf16* y_ptr_, const long long y_stride_, unsigned long long* __restrict__ counter_)
 {
     extern __shared__ __align__(128) unsigned char ring_[];
-    using Row = RowLayout<Block</* threads */ 128, /* rows */ 1>, /* D */ 5120, /* segment */ 5120, /* vector */ 8,
-        /* access */ 8>;
+    using Row = HeadRowLayout<Block</* threads */ 128, /* rows */ 1>, /* D */ 5120, /* segment */ 5120,
+        /* head */ 128, /* vector */ 16, /* access */ 8>;
     using Stream = DynamicTmaStream<Row, /* grid */ 528, /* stages */ 3, /* stage bytes */ 10240,
         /* early release */ false>;
     __shared__ Stream::Buffers stages_;
@@ -129,13 +129,13 @@ qk_rmsnorm_fwd__bf16_d5120_set_qkquheads_8_rotate_halves_positions_i64__t128_r1_
             const auto gamma_k = packed(gamma_k_cached_[v_]);
             const int head_index = Row::column(v_, 0) / 128;  // %head_index = iota {axis=H, dtype=i32}
             const float head = f32_from_i32(head_index);      // %head = cast %head_index {to=f32}
-            float ms_sum_block_[1] = {Add<float>::neutral()};
+            float ms_sum_block_[2] = {Add<float>::neutral(), Add<float>::neutral()};
             for (int i_ = 0; i_ < Row::N; ++i_) {
                 const float x32 = f32_from_bf16(x_row_[v_][i_]);  // %x32 = cast %x {to=f32}
                 // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, to=H}
-                ms_sum_block_[0] = fmaf(x32, x32, ms_sum_block_[0]);
+                ms_sum_block_[i_ / Row::RUN] = fmaf(x32, x32, ms_sum_block_[i_ / Row::RUN]);
             }
-            reduce_lanes<Add<float>, /* lanes */ 16>(ms_sum_block_);
+            reduce_halves<Add<float>, /* lanes */ 8>(ms_sum_block_);
             const float ms_sum = ms_sum_block_[0];  // %ms_sum = reduce_dot %x32, %x32 {axis=D, chunk=8, to=H}
             const float ms = ms_sum / d_per_h;      // %ms = div %ms_sum, %d_per_h
             const float mseps = ms + eps;           // %mseps = add %ms, %eps

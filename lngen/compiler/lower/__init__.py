@@ -42,6 +42,7 @@ from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts, tables
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import (
+    SET_FINISH_BLOCKS,
     column_kernel,
     columns_of_a_set,
     finish_of,
@@ -277,11 +278,12 @@ class _Lowering:
         handed, threads = tuple(v.name for v in self.parts.of_sets), set_threads(p.interleave)
         lanes = COLUMN_THREADS // threads
         each = columns_of_a_set(p, threads)
+        tiles = -(-p.d // (lanes * each))
         return replace(
             kernel,
             template="finish_of_sets.cu.jinja",
             phases=(),
-            grid=(Extent(-(-p.d // (lanes * each))), Extent(per=1, limit=p.blocks)),
+            grid=(Extent(tiles), Extent(per=1, limit=-(-SET_FINISH_BLOCKS // tiles))),
             block=COLUMN_THREADS,
             finish=SetFinish(
                 sums,

@@ -138,6 +138,8 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
 # start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large
 # finish is spread over all. Both fractions are measured.
 OVER, OVER_CLUSTERS = 0.85, 0.485
+# Blocks of the finish of sets at most, about twice those that run together. How many sets there are only a call knows.
+SET_FINISH_BLOCKS = 1024
 SET_BLOCKS = 8  # of the finish of sets, whose blocks are as many as there are sets: enough loads in flight
 
 

@@ -75,6 +75,7 @@ class Problem:
     strides                     distances between the rows of an [M, D] tensor, 1 or 2
     stretch                     how the rows of a set are cut, of sums over the rows of sets
     set_sizes                   bytes per element of each [N, D] input, N being sets of rows
+    halved                      features of each head if a thread may have a run of each half of it, or 0
     takes                       whether an element of a row is taken by its index, as by a loss of class indices
     """
 
@@ -104,6 +105,7 @@ class Problem:
     strides: int = 1
     stretch: Stretch | None = None
     set_sizes: tuple[int, ...] = ()
+    halved: int = 0
     takes: bool = False
 
     @cached_property
@@ -214,13 +216,20 @@ def problem(graph: Graph, d: int, strides: int = 1) -> Problem:
     )
     found = _in_one_segment(found)
     _check_blocks(graph, found)
-    return found
+    return replace(found, halved=_halved(graph, found))
 
 
 def _in_one_segment(p: Problem) -> Problem:
     """Rows of whole blocks, if no sum of a row has segments and blocks lie across two of these."""
     one = replace(p, segment=p.chunks * p.chunk)
     return one if p.row_sums == 0 and p.blocks_meet and not one.blocks_meet else p
+
+
+def _halved(graph: Graph, p: Problem) -> int:
+    """The features of each head, if all folds of a row are of heads alike, and rotations by halves turn whole ones."""
+    head = p.feature_blocks[0] if len(p.feature_blocks) == 1 and p.row_sums == 0 and not p.blocks_meet else 0
+    whole = all(e.attr("width") == e.attr("head") for e in filter(is_of_halves, graph.eqns))
+    return head if whole and p.run == p.chunk and head > p.chunk and p.d % p.segment == 0 else 0
 
 
 def _of_elements(eqn: Eqn) -> bool:

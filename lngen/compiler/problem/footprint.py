@@ -32,17 +32,28 @@ def segments_held(s: Schedule, p: Problem) -> int:
     return 1 if s.form == "multipass" else -(-p.segments // s.cluster)
 
 
+def has_halves(s: Schedule, p: Problem) -> bool:
+    """True if a thread's vector has a run of each half of a head: half as many threads fold and rotate a head."""
+    return p.halved > 0 and s.form in ("registers", "tma", "cp_async")
+
+
+def vector_elements(s: Schedule, p: Problem) -> int:
+    """Elements of a thread vector: a chunk, or one of each half of a head."""
+    return p.chunk * (1 + has_halves(s, p))
+
+
 def are_alike(s: Schedule, p: Problem, period: int) -> bool:
     """True if all vectors of a thread have the same columns of those that repeat along a row, such as a head's.
 
     ``load_row`` of vector.cuh has the same rule; it then keeps one vector in registers.
     """
-    return s.threads * p.chunk % period == 0 and p.segment % period == 0
+    return s.threads * vector_elements(s, p) % period == 0 and p.segment % period == 0
 
 
 def vectors_per_thread(s: Schedule, p: Problem) -> int:
-    """Thread vectors that a thread holds at a time: of its block's share of a row, or of one segment in multipass."""
-    return segments_held(s, p) * -(-p.segment_chunks // s.threads)
+    """Chunks that a thread holds at a time: of its block's share of a row, or of one segment in multipass."""
+    together = 1 + has_halves(s, p)
+    return segments_held(s, p) * -(-p.segment_chunks // (s.threads * together)) * together
 
 
 def cluster_tile(s: Schedule, p: Problem) -> int:
@@ -110,8 +121,8 @@ def leading_dimension(p: Problem) -> int:
 
 def is_exact(s: Schedule, p: Problem) -> bool:
     """True if the vectors of all threads cover a row exactly."""
-    per_segment = -(-p.segment_chunks // s.threads)
-    return p.segments * per_segment * s.threads * p.chunk == p.d
+    elements = s.threads * vector_elements(s, p)
+    return p.segments * -(-p.segment // elements) * elements == p.d
 
 
 def groups_of_a_block(s: Schedule, p: Problem) -> int:

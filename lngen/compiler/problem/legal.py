@@ -198,11 +198,14 @@ def _grid_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
 
 
 def _weight_rules(s: Schedule, p: Problem) -> Iterator[Rule]:
-    """The rule for [D] inputs that stay in registers."""
+    """The rule for [D] and [N, D] inputs that are in registers before their use."""
     may_cache = s.form in STAGED or (s.form == "registers" and not p.column_sums)
     yield (
         not s.cached_weights or (bool(p.kept_sizes) and may_cache),
-        lambda: f"cached_weights belongs to a [D] input and form={ANY_STAGED}, or form=registers without column sums",
+        lambda: (
+            f"cached_weights belongs to a [D] or [N, D] input and form={ANY_STAGED}, or form=registers without column "
+            "sums"
+        ),
     )
 
 

@@ -45,7 +45,8 @@ class Schedule:
                       persistent grid; sums of sets without a grid have as many as other column sums
     tma_store         tma, tma_unaligned, of one block always: results leave through shared memory, by bulk copies
     cached_weights    tma, tma_unaligned, cp_async: [D] inputs stay in registers from row to row; registers without
-                      column sums: they are loaded together with the row, not where they are used
+                      column sums: they are loaded together with the row, not where they are used. [N, D] inputs stay
+                      while a block adds the rows of a set; without column sums they are loaded with each row
     single_launch     column sums are finished after a grid barrier, not by a second kernel
     row_in_registers  tma, tma_unaligned, cp_async: a row is read from shared memory once, its inputs stay in registers
                       through all phases

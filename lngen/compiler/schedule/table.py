@@ -28,8 +28,8 @@ class Key:
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
     heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS, if forward has a
-            result of 8 bits or takes an element of a row, or backward such folds; else 0. Such rows need other numbers
-            of warps
+            result of 8 bits or takes an element of a row, or backward such folds; else 0. Folds of numbers that meet
+            count twice. Such rows need other numbers of warps
     sets    [N, D] inputs, of sets of rows
     """
 
@@ -114,7 +114,7 @@ def key_of(p: Problem) -> Key:
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     quantised = direction == "fwd" and 1 in p.output_sizes
     own = quantised or p.takes or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
-    heavy = p.operations + p.block_folds if own else 0
+    heavy = p.operations + p.block_folds * (1 + p.blocks_meet) if own else 0
     return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy, len(p.set_sizes))
 
 
@@ -171,6 +171,8 @@ def fitted(entry: Schedule, p: Problem, device: Device, key: Key) -> list[Schedu
     own = key_of(p)
     if own.more == key.more:
         of_rows = own.heavy != key.heavy and bool(p.feature_blocks) and s.form == "registers"
+        if own.sets and not key.sets and s.form == "registers" and s.cached_weights:
+            return [s, replace(s, cached_weights=False)]  # inputs of sets take registers of their own
         return [replace(s, threads=_of_blocks(s, p)), s] if of_rows else [s]
     inputs = len(p.input_sizes)
     fewer = replace(s, stages=max(2, s.stages * (inputs - own.more + key.more) // inputs)) if s.stages else s

@@ -21,6 +21,15 @@ namespace lngen {
 // Features j and j + WIDTH / 2 of a head are a plane. The other one is the same element of another lane's vector.
 template <typename Row, int HEAD, int WIDTH, typename Real>
 __device__ __forceinline__ void turn_halves(Real (&x)[Row::N], int v) {
+    if constexpr (Row::RUN < Row::N) {  // HeadRowLayout
+        static_assert(WIDTH == HEAD, "a thread has both elements of a plane");
+        for (int i = 0; i < Row::RUN; ++i) {
+            const Real first = x[i];
+            x[i] = -x[i + Row::RUN];
+            x[i + Row::RUN] = first;
+        }
+        return;
+    }
     constexpr int AWAY = WIDTH / 2 / Row::N;
     const int place = Row::column(v, 0) % HEAD, lane = static_cast<int>(threadIdx.x) % 32;
     const bool first = place < WIDTH / 2;

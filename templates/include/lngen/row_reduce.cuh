@@ -64,6 +64,13 @@ __device__ __forceinline__ void reduce_lanes(Real (&part)[N]) {
     }
 }
 
+// The same of blocks of which a thread has a run of each half: the first level of the tree is between these.
+template <typename Op, int LANES, typename Real> __device__ __forceinline__ void reduce_halves(Real (&part)[2]) {
+    Real sum[1] = {Op::of(part[0], part[1])};
+    reduce_lanes<Op, LANES>(sum);
+    part[0] = sum[0];
+}
+
 // A barrier of the threads of a row: within a warp, a whole block, or a row group at its named barrier.
 template <typename Row> __device__ __forceinline__ void row_barrier() {
     if constexpr (Row::THREADS <= 32)

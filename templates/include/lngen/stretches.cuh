@@ -103,7 +103,7 @@ template <int LEADING_, int INTERLEAVE_, int THREADS_, int LANES_, int EACH_> st
 // A column sum of a set: where its partial rows begin in a thread's columns, and a place for what each thread adds. It is
 // in shared memory, between two barriers.
 template <typename Op, typename Finish, typename Real> struct SetSum {
-    static constexpr int BLOCK = Finish::THREADS * Finish::LANES, NUMBERS = BLOCK * Finish::EACH;
+    static constexpr int BLOCK = Finish::THREADS * Finish::LANES;
     const Real* partials;
     Real* parts;
 

@@ -294,7 +294,7 @@ __device__ __forceinline__ Vec<T, Row::N> load(Repeated<COLUMNS, EACH, T> column
     Vec<T, Row::N> vector;
     for (int j = 0; j < Row::N; j += COUNT * EACH) {
         Access<T, COUNT> access = {};
-        if (Row::holds(v, j)) access.read(columns.p + Row::column(v, j) % COLUMNS / EACH, Path{});
+        if (Row::holds(v, j)) access.read(columns.p + static_cast<unsigned>(Row::column(v, j)) % COLUMNS / EACH, Path{});
         for (int i = 0; i < COUNT * EACH; ++i) vector[j + i] = access[i / EACH];
     }
     return vector;

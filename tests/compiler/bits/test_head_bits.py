@@ -12,10 +12,11 @@ from head_bits import ARCHES, FORMS, any_seed, by_chance, by_default, compilatio
 from lngen.compiler.interpret import interpret
 from lngen.compiler.ir import WIDE, parse
 from lngen.compiler.lower import lower
+from lngen.compiler.problem import Schedule
 from lngen.compiler.spec import parse_spec
 from plans import plan_of_each_form
 from sampling import grid
-from schedules import multipass
+from schedules import cp_async, multipass, registers, tma
 
 ZERO = np.float32(-0.0)  # adds nothing to any number
 
@@ -86,6 +87,28 @@ def test_default_schedules(text: str, arch: str) -> None:
 def test_every_form(text: str) -> None:
     for plan in plan_of_each_form(parse_spec(text)):
         executed(plan, 9)
+
+
+LAYOUTS = (  # spec, schedule, and whether a thread's vector has a run of each half of a head
+    ("qk_rmsnorm.bwd:d=640,dtype=bf16,k_heads=1", registers(32, 16, 8), True),
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16,rotate=halves", tma(64, 1, 8, 2, grid=2), True),
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16,rotate=pairs,rotary=64", tma(64, 1, 8, 2, "store", grid=2), True),
+    ("qk_layernorm.fwd:d=640,dtype=f32", cp_async(32, 2, 4, 2, grid=3), True),
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16,rotate=halves,rotary=64", tma(64, 1, 8, 2, grid=2), False),
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16", multipass(128, 8), False),
+    ("qk_layernorm.fwd:d=768,dtype=f32,head=256", registers(64, 1, 4), False),  # more vectors than lanes
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16,head=80", registers(64, 1, 8), False),  # no power of two
+    ("qk_rmsnorm.fwd:d=640,dtype=bf16,head=8", registers(64, 1, 8), False),
+    ("rmsnorm.fwd:d=640,dtype=bf16,quant=e4m3,scales=block", registers(64, 1, 8), False),  # a sum of the row
+)
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("text", "schedule", "halves"), LAYOUTS, ids=[text for text, _, _ in LAYOUTS])
+def test_a_thread_has_both_halves_of_heads(text: str, schedule: Schedule, halves: bool) -> None:
+    kernels = compilation(text).kernels(schedule)
+    assert ("HeadRowLayout<" in kernels.text) is halves
+    executed(kernels.plan, 5)
 
 
 MULTIPASS = {

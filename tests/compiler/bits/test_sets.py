@@ -138,6 +138,28 @@ def test_a_grid_decides_no_bit(grid: int) -> None:
     executed("ada_layernorm.bwd:d=1024,dtype=bf16,stretch=8", schedule, 515, 1)
 
 
+WITH_THE_ROW = (
+    ("ada_layernorm.fwd:d=1152,dtype=bf16", "form=registers,threads=64,rows_per_block=2,vec=8,cached_weights=yes"),
+    ("ada_layernorm.fwd:d=512,dtype=bf16,gate=yes,residual=yes,gamma=yes",
+     "form=tma,threads=32,rows_per_block=2,vec=8,stages=2,grid=3,cached_weights=yes,row_in_registers=yes"),
+    ("ada_rmsnorm.fwd:d=256,dtype=f16,weight=f32",
+     "form=tma,threads=32,rows_per_block=1,vec=8,stages=2,grid=2,cached_weights=yes,dynamic=yes"),
+    ("ada_rmsnorm.bwd:d=256,dtype=f32,wrt=x",
+     "form=cp_async,threads=32,rows_per_block=2,vec=4,stages=2,grid=2,cached_weights=yes"),
+)  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize(("text", "schedule"), WITH_THE_ROW, ids=[text for text, _ in WITH_THE_ROW])
+def test_cached_inputs_of_sets_are_read_with_the_row(text: str, schedule: str) -> None:
+    """A kernel without sums of sets takes rows of any set, one after the other."""
+    late = schedule.replace("cached_weights=yes", "cached_weights=no")
+    texts = [compilation(text).changed(s).text for s in (schedule, late)]
+    assert ["scale_row_" in found for found in texts] == [True, False]
+    for per_set, sets in ((1, 7), (5, 3)):
+        executed(text, schedule, per_set, sets, seed=per_set)
+
+
 @pytest.mark.usefixtures("compiler")
 @grid(("text", "arch"), product(SPECS, ARCHES), strength=1)
 def test_default_schedules(text: str, arch: str) -> None:

@@ -10,6 +10,7 @@ from lngen.compiler.problem.footprint import (
     column_threads,
     exchanged_values,
     groups_of_a_block,
+    has_halves,
     met_bytes,
     met_numbers,
     ring_shared,
@@ -17,6 +18,7 @@ from lngen.compiler.problem.footprint import (
     row_numbers,
     scratch_numbers,
     stage_bytes,
+    vector_elements,
 )
 from lngen.rules import Stretch
 
@@ -34,7 +36,10 @@ def _types(s: Schedule, p: Problem, exact: bool, overtaken: bool) -> list[tuple[
     threads = _template("Block", threads=s.threads, rows=s.rows_per_block)
     if s.cluster > 1:
         threads = _template("Cluster", blocks=s.cluster, threads=s.threads, rows=s.rows_per_block)
-    if exact:
+    if has_halves(s, p):
+        names = {"D": p.d, "segment": p.segment, "head": p.halved, "vector": vector_elements(s, p), "access": s.vec}
+        row = _template("HeadRowLayout", threads, **names)
+    elif exact:
         row = _template("RowLayout", threads, D=p.d, segment=p.segment, vector=p.chunk, access=s.vec)
     else:
         row = _template("PartialRowLayout", threads, D=p.d, segment=p.segment, vector=p.chunk, run=p.run, access=s.vec)

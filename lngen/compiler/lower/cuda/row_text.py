@@ -31,6 +31,7 @@ from lngen.compiler.lower.cuda.spelling import (
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
+    has_halves,
     leading_dimension,
     partial_values,
     stage_bytes,
@@ -355,6 +356,7 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         d=p.d,
         vector=p.chunk,
         lanes=p.lanes,
+        halves=has_halves(s, p),
         meets=p.blocks_meet,
     )
 

@@ -183,6 +183,7 @@ class Spelling:
     cluster         the blocks of a cluster share a row
     d, vector       features of a row, and of a vector
     lanes           neighbouring threads that fold a block of so many features, or what they have of it
+    halves          a vector has a run of each half of a block
     meets           what threads share of a block has met in shared memory before
     """
 
@@ -201,6 +202,7 @@ class Spelling:
     d: int = 0
     vector: int = 1
     lanes: Callable[[int], int] = lambda features: 1
+    halves: bool = False
     meets: bool = False
 
     def statements(self, eqns: Iterable[Eqn]) -> tuple[Statement, ...]:
@@ -357,22 +359,28 @@ def _meeting(loop: Loop, s: Spelling) -> LoopText:
 
 
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
-    """Neighbouring threads fold what each has of a block: its vector from left to right, then a tree over lanes."""
+    """Neighbouring threads fold what each has of a block: its vector from left to right, then a tree over lanes.
+
+    Of a vector that has a run of each half of a block, the runs are folded apart.
+    """
     sums = named(part.folds)
     lanes = [s.lanes(_features(e.to)) for e in part.folds]
+    reduce, parts = ("reduce_halves", 2) if s.halves else ("reduce_lanes", 1)
     fold = [
-        Statement(f"reduce_lanes<{t.functor}, /* lanes */ {n}>({t.name}_block_);")
+        Statement(f"{reduce}<{t.functor}, /* lanes */ {n // parts}>({t.name}_block_);")
         for t, n in zip(sums, lanes, strict=True)
     ]
+    neutral = {t: ", ".join([f"{t.functor}::neutral()"] * parts) for t in sums}
+    part_of_element = "i_ / Row::RUN" if s.halves else "0"
     whole = [Statement(f"const {t.real} {t.cname} = {t.name}_block_[0];", t.note) for t in sums]
     return BlocksText(
         before=(
-            *(Statement(f"{t.real} {t.name}_block_[1] = {{{t.functor}::neutral()}};") for t in sums),
+            *(Statement(f"{t.real} {t.name}_block_[{parts}] = {{{neutral[t]}}};") for t in sums),
             *map(_vector, part.turned),
         ),
         element=(
             *map(inputs.statement, part.element),
-            *(_term(e, inputs, "", f"{e.out.name}_block_[0]") for e in part.folds),
+            *(_term(e, inputs, "", f"{e.out.name}_block_[{part_of_element}]") for e in part.folds),
             *(_of_vector(e, inputs) for e in part.turned),
         ),
         after=(*(_turn(e, inputs) for e in part.turned), *fold, *whole, *map(inputs.statement, part.after)),
