@@ -107,8 +107,9 @@ def of_losses(graph: str) -> list[str]:
     """Times the ceiling, and microseconds, of lngen; those of QuACK, which compiles whole units of 16 bytes alone."""
     cells = list[str]()
     for m, d in ((8192, 32000), (4096, 128256), (8192, 50256), (8192, 50257), (4096, 128255)):
-        own, peer = (records("h200-losses", graph=graph, rows=m, d=d, provider=name)[0] for name in ("lngen", "quack"))
-        other = f"; {peer.us_median:.0f} QuACK" if peer.us_median is not None else ""
+        name = "h200-losses-unaligned" if d % 8 else "h200-losses"
+        own, *peers = (r for who in ("lngen", "quack") for r in records(name, graph=graph, rows=m, d=d, provider=who))
+        other = "".join(f"; {peer.us_median:.0f} QuACK" for peer in peers)
         cells.append(f"{own.fraction:.2f}, {own.us_median:.0f} us{other}")
     return cells
 
@@ -120,10 +121,11 @@ def modulated(what: str) -> list[str]:
 
 
 def fractions(name: str, what: str, shapes: tuple[tuple[int, int], ...]) -> list[str]:
-    """Times the ceiling, of a graph and a direction at these shapes."""
+    """Times the ceiling, and times the best peer where there is one, of a graph and a direction at these shapes."""
     graph, direction = what.rsplit(", ", 1)
     wanted = {"graph": graph, "direction": direction, "provider": "lngen"}
-    return [f"{records(name, **wanted, rows=m, d=d)[0].fraction:.2f}" for m, d in shapes]
+    found = [records(name, **wanted, rows=m, d=d)[0] for m, d in shapes]
+    return [f"{r.fraction:.2f}{f'; {told(r)}' if r.best_peer else ''}" for r in found]
 
 
 def modulated_h200(what: str) -> list[str]:
@@ -132,6 +134,10 @@ def modulated_h200(what: str) -> list[str]:
 
 def of_heads(what: str) -> list[str]:
     return fractions("h200-heads", what, ((4096, 5120), (16384, 5120)))
+
+
+def of_other_heads(graph: str, d: str) -> list[str]:
+    return [fractions("h200-heads", f"{graph}, {way}", ((4096, int(d)),))[0] for way in ("fwd", "bwd")]
 
 
 def few_quantised(graph: str, d: str) -> list[str]:
@@ -155,7 +161,8 @@ TABLES: dict[str, tuple[str, str, int, Callable[..., list[str]]]] = {
     "losses": (LOSSES, "graph and keys, forward", 2, of_losses),
     "modulated": (MODULATED, "graph and keys, direction", 2, modulated),
     "modulated, H200": (MODULATED, "graph and keys, direction, H200", 4, modulated_h200),
-    "heads, H200": (HEADS, "graph and keys, direction, H200", 4, of_heads),
+    "heads, H200": (HEADS, "graph and keys, direction, H200", 6, of_heads),
+    "other heads, H200": (HEADS, "other heads, H200", 4, of_other_heads),
     "few quantised rows": (QUANTISED, "graph and keys, rows | D", 10, few_quantised),
     "host times": (RESULTS, "call | LayerNorm", len(CALLS), lambda call: [
         f"{h.us_median:.1f}" for h in saved(NORMS).host if (h.call, h.arrays) == CALLS[call]

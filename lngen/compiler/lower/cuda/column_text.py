@@ -130,6 +130,11 @@ class SetFinish:
     shared: int = 0
 
     @property
+    def numbers(self) -> int:
+        """Numbers of shared memory for a sum."""
+        return self.shared // len(self.accumulators)
+
+    @property
     def policy(self) -> str:
         """C++: the type that says how the partial sums of a set are added."""
         names = ("leading", "interleave", "threads", "lanes", "each")

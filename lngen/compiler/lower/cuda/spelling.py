@@ -359,28 +359,19 @@ def _meeting(loop: Loop, s: Spelling) -> LoopText:
 
 
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
-    """Neighbouring threads fold what each has of a block: its vector from left to right, then a tree over lanes.
-
-    Of a vector that has a run of each half of a block, the runs are folded apart.
-    """
-    sums = named(part.folds)
-    lanes = [s.lanes(_features(e.to)) for e in part.folds]
-    reduce, parts = ("reduce_halves", 2) if s.halves else ("reduce_lanes", 1)
-    fold = [
-        Statement(f"{reduce}<{t.functor}, /* lanes */ {n // parts}>({t.name}_block_);")
-        for t, n in zip(sums, lanes, strict=True)
-    ]
-    neutral = {t: ", ".join([f"{t.functor}::neutral()"] * parts) for t in sums}
-    part_of_element = "i_ / Row::RUN" if s.halves else "0"
+    """Neighbouring threads fold what each has of a block: its runs from left to right, then a tree over lanes."""
+    sums, of_run = named(part.folds), "i_ / Row::RUN" if s.halves else "0"
+    lanes = [s.lanes(_features(e.to)) // (1 + s.halves) for e in part.folds]
+    fold = [Statement(t.fold_of_block(n, s.halves)) for t, n in zip(sums, lanes, strict=True)]
     whole = [Statement(f"const {t.real} {t.cname} = {t.name}_block_[0];", t.note) for t in sums]
     return BlocksText(
         before=(
-            *(Statement(f"{t.real} {t.name}_block_[{parts}] = {{{neutral[t]}}};") for t in sums),
+            *(Statement(t.begin_of_block(s.halves)) for t in sums),
             *map(_vector, part.turned),
         ),
         element=(
             *map(inputs.statement, part.element),
-            *(_term(e, inputs, "", f"{e.out.name}_block_[{part_of_element}]") for e in part.folds),
+            *(_term(e, inputs, "", f"{e.out.name}_block_[{of_run}]") for e in part.folds),
             *(_of_vector(e, inputs) for e in part.turned),
         ),
         after=(*(_turn(e, inputs) for e in part.turned), *fold, *whole, *map(inputs.statement, part.after)),
