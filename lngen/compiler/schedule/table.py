@@ -19,6 +19,7 @@ from lngen.compiler.problem.footprint import BULK, has_grid, has_room, whole_gro
 OF_NORMS = {"fwd": 15, "bwd": 20}
 LIKE_NORMS = 26
 MOST_OF_BLOCKS, VECTORS_OF_BLOCKS = 512, 2  # threads of a row with blocks of features, and vectors of a thread
+DIFFERENCES = ("and", "of", "by", "meeting")  # before the numbers of a section's name that are not 0
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 
@@ -28,9 +29,10 @@ class Key:
 
     more    [M, D] inputs besides x, or with column sums besides dy and x
     heavy   equations per element and folds by blocks of features, if they are more than OF_NORMS, if forward has a
-            result of 8 bits or takes an element of a row, or backward such folds; else 0. Folds of numbers that meet
-            count twice. Such rows need other numbers of warps
+            result of 8 bits or takes an element of a row, or backward such folds; else 0. Such rows need other numbers
+            of warps
     sets    [N, D] inputs, of sets of rows
+    met     folds of heavy rows whose numbers meet in shared memory
     """
 
     direction: str
@@ -39,21 +41,23 @@ class Key:
     more: int = 0
     heavy: int = 0
     sets: int = 0
+    met: int = 0
 
     @property
-    def kind(self) -> tuple[str, int, int, int, int, bool]:
+    def kind(self) -> tuple[str, int, int, int, int, int, bool]:
         """The common properties of rows of different lengths: also whether they are whole units of 16 bytes."""
-        return self.direction, self.more, self.heavy, self.sets, self.element, self.d * self.element % BULK == 0
+        units = self.d * self.element % BULK == 0
+        return self.direction, self.more, self.heavy, self.sets, self.met, self.element, units
 
     @property
-    def order(self) -> tuple[bool, int, int, int, int, int]:
-        """The position in a table: forward first, then by inputs, equations, sets, element and D."""
-        return self.direction != "fwd", self.more, self.heavy, self.sets, self.element, self.d
+    def order(self) -> tuple[bool, int, int, int, int, int, int]:
+        """The position in a table: forward first, then by the differences, element and D."""
+        return self.direction != "fwd", self.more, self.heavy, self.sets, self.met, self.element, self.d
 
     @property
     def section(self) -> str:
         """The name in a file: ``fwd.2_bytes.4096``, ``fwd_and_1_of_31_by_2.2_bytes.4096`` with all differences."""
-        parts = {"and": self.more, "of": self.heavy, "by": self.sets}
+        parts = dict(zip(DIFFERENCES, (self.more, self.heavy, self.sets, self.met), strict=True))
         differences = "".join(f"_{word}_{number}" for word, number in parts.items() if number)
         return f"{self.direction}{differences}.{self.element}_bytes.{self.d}"
 
@@ -95,7 +99,7 @@ class Table:
             own = replace(own, sets=0)
             found += self._nearest(own, workload)
         if 0 < own.heavy <= LIKE_NORMS:
-            found += self._nearest(replace(own, heavy=0), workload)
+            found += self._nearest(replace(own, heavy=0, met=0), workload)
         if not found and own.more and p.column_sums and not own.heavy:
             found = [entry for entry in self._nearest(replace(own, more=0), workload) if entry[1].cluster > 1]
         yield from found
@@ -114,8 +118,8 @@ def key_of(p: Problem) -> Key:
     direction, norms = ("bwd", 2) if p.column_sums else ("fwd", 1)
     quantised = direction == "fwd" and 1 in p.output_sizes
     own = quantised or p.takes or p.operations > OF_NORMS[direction] or (direction == "bwd" and p.block_folds > 0)
-    heavy = p.operations + p.block_folds * (1 + p.blocks_meet) if own else 0
-    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy, len(p.set_sizes))
+    heavy, met = (p.operations + p.block_folds, p.block_folds * p.blocks_meet) if own else (0, 0)
+    return Key(direction, p.element, p.d, len(p.input_sizes) - norms, heavy, len(p.set_sizes), met)
 
 
 def measured(p: Problem, workload: int, device: Device) -> Iterator[Schedule]:
@@ -209,7 +213,7 @@ def _key(section: str) -> Key:
     rows, element, d = section.split(".")
     direction, *parts = rows.split("_")
     numbers = dict(zip(parts[::2], map(int, parts[1::2]), strict=True))
-    differences = (numbers.get(word, 0) for word in ("and", "of", "by"))
+    differences = (numbers.get(word, 0) for word in DIFFERENCES)
     return Key(direction, int(element.removesuffix("_bytes")), int(d), *differences)
 
 

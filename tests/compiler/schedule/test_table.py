@@ -9,7 +9,7 @@ import pytest
 from lngen.compiler.devices import Device, device_for, named
 from lngen.compiler.problem import Schedule, is_legal
 from lngen.compiler.schedule import candidates
-from lngen.compiler.schedule.table import Key, Table, measured
+from lngen.compiler.schedule.table import Key, Table, key_of, measured
 from plans import BACKWARD, FORWARD, H200, ROWS, STAGED, problem_of
 
 
@@ -30,6 +30,8 @@ def test_entries_are_near_if_rows_are_alike() -> None:
     assert (sets.section, replace(sets, more=1, heavy=31).section) == (
         "fwd_by_2.2_bytes.4104", "fwd_and_1_of_31_by_2.2_bytes.4104",
     )  # fmt: skip
+    heads = [key_of(problem_of(f"qk_rmsnorm.bwd:d=3840,dtype=bf16,k_heads=8,head={n}")).section for n in (128, 80)]
+    assert heads == ["bwd_of_12.2_bytes.3840", "bwd_of_12_meeting_2.2_bytes.3840"]
     table = replace(table, entries={**table.entries, sets: {1024: str(rows)}})
     assert near("ada_layernorm.fwd:d=4096,dtype=bf16") == [rows, staged, rows], "those with inputs of sets, then others"
     assert near(FORWARD) == [staged, rows]
