@@ -42,10 +42,10 @@ from lngen.compiler.lower.cuda.row_text import row_spelling
 from lngen.compiler.lower.cuda.spelling import Spelling, named, phase_texts, tables
 from lngen.compiler.lower.cut import Parts, column_graph, cut
 from lngen.compiler.lower.finish import (
-    SET_FINISH_BLOCKS,
     column_kernel,
     columns_of_a_set,
     finish_of,
+    grid_of_sets,
     in_single_launch,
     requested_shared,
     set_threads,
@@ -278,12 +278,11 @@ class _Lowering:
         handed, threads = tuple(v.name for v in self.parts.of_sets), set_threads(p.interleave)
         lanes = COLUMN_THREADS // threads
         each = columns_of_a_set(p, threads)
-        tiles = -(-p.d // (lanes * each))
         return replace(
             kernel,
             template="finish_of_sets.cu.jinja",
             phases=(),
-            grid=(Extent(tiles), Extent(per=1, limit=-(-SET_FINISH_BLOCKS // tiles))),
+            grid=grid_of_sets(p, lanes * each),
             block=COLUMN_THREADS,
             finish=SetFinish(
                 sums,

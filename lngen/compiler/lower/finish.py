@@ -28,6 +28,7 @@ from lngen.compiler.problem.footprint import (
     shared_by,
     unit,
 )
+from lngen.rules import Extent
 
 COLUMN_ROWS = 4  # that a block of the kernel that only adds columns loads at a time, at least
 
@@ -98,6 +99,16 @@ def columns_of_a_set(p: Problem, threads: int) -> int:
     return each if p.d % each == 0 else 1
 
 
+# Blocks of the finish of sets at most, about twice those that run together. How many sets there are only a call knows.
+SET_FINISH_BLOCKS = 1024
+
+
+def grid_of_sets(p: Problem, columns: int) -> tuple[Extent, Extent]:
+    """Blocks by tiles of columns, and by sets, which blocks take in turn."""
+    tiles = -(-p.d // columns)
+    return Extent(tiles), Extent(per=1, limit=-(-SET_FINISH_BLOCKS // tiles))
+
+
 def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
     """The row kernel with the finish after a grid barrier; the finish uses the shared memory of the rows."""
     assert rows.row is not None
@@ -138,8 +149,6 @@ def in_single_launch(rows: Kernel, finish: Kernel, p: Problem) -> Kernel:
 # start only where several multiprocessors are free; the others take the first blocks of the next kernel. A large
 # finish is spread over all. Both fractions are measured.
 OVER, OVER_CLUSTERS = 0.85, 0.485
-# Blocks of the finish of sets at most, about twice those that run together. How many sets there are only a call knows.
-SET_FINISH_BLOCKS = 1024
 SET_BLOCKS = 8  # of the finish of sets, whose blocks are as many as there are sets: enough loads in flight
 
 

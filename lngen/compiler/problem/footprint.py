@@ -32,14 +32,9 @@ def segments_held(s: Schedule, p: Problem) -> int:
     return 1 if s.form == "multipass" else -(-p.segments // s.cluster)
 
 
-def has_halves(s: Schedule, p: Problem) -> bool:
-    """True if a thread's vector has a run of each half of a head: half as many threads fold and rotate a head."""
-    return p.halved > 0 and s.form in ("registers", "tma", "cp_async")
-
-
-def vector_elements(s: Schedule, p: Problem) -> int:
-    """Elements of a thread vector: a chunk, or one of each half of a head."""
-    return p.chunk * (1 + has_halves(s, p))
+def vector_chunks(s: Schedule, p: Problem) -> int:
+    """Chunks of a thread vector: one, or one of each half of a head, so that half as many threads fold a head."""
+    return 2 if p.halved and s.form in ("registers", "tma", "cp_async") else 1
 
 
 def are_alike(s: Schedule, p: Problem, period: int) -> bool:
@@ -47,13 +42,18 @@ def are_alike(s: Schedule, p: Problem, period: int) -> bool:
 
     ``load_row`` of vector.cuh has the same rule; it then keeps one vector in registers.
     """
-    return s.threads * vector_elements(s, p) % period == 0 and p.segment % period == 0
+    return s.threads * p.chunk * vector_chunks(s, p) % period == 0 and p.segment % period == 0
 
 
 def vectors_per_thread(s: Schedule, p: Problem) -> int:
     """Chunks that a thread holds at a time: of its block's share of a row, or of one segment in multipass."""
-    together = 1 + has_halves(s, p)
-    return segments_held(s, p) * -(-p.segment_chunks // (s.threads * together)) * together
+    return segments_held(s, p) * _chunks_of_a_segment(s, p)
+
+
+def _chunks_of_a_segment(s: Schedule, p: Problem) -> int:
+    """Chunks that a thread has of a segment, at most: those of whole vectors."""
+    together = vector_chunks(s, p)
+    return -(-p.segment_chunks // (s.threads * together)) * together
 
 
 def cluster_tile(s: Schedule, p: Problem) -> int:
@@ -121,8 +121,7 @@ def leading_dimension(p: Problem) -> int:
 
 def is_exact(s: Schedule, p: Problem) -> bool:
     """True if the vectors of all threads cover a row exactly."""
-    elements = s.threads * vector_elements(s, p)
-    return p.segments * -(-p.segment // elements) * elements == p.d
+    return p.segments * _chunks_of_a_segment(s, p) * s.threads * p.chunk == p.d
 
 
 def groups_of_a_block(s: Schedule, p: Problem) -> int:

@@ -19,7 +19,7 @@ from lngen.compiler.problem.footprint import BULK, has_grid, has_room, whole_gro
 OF_NORMS = {"fwd": 15, "bwd": 20}
 LIKE_NORMS = 26
 MOST_OF_BLOCKS, VECTORS_OF_BLOCKS = 512, 2  # threads of a row with blocks of features, and vectors of a thread
-DIFFERENCES = ("and", "of", "by", "meeting")  # before the numbers of a section's name that are not 0
+DIFFERENCES = ("and", "of", "by", "meeting")  # words of a section's name, each before its number
 NEAR = 1.25  # rows at most this many times longer or shorter are near
 
 

@@ -80,8 +80,8 @@ class Bits:
         self._sets = block - 1 if block % 2 == 0 else block
         self.block = self._sets * self.inner
         self._rows_graph, self._columns_graph = self._part(True), self._part(False)
-        blocks = any(axis.base is D for axis in derived_axes(self._columns_graph))
-        sliceable = not blocks and not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
+        derives = any(axis.base is D for axis in derived_axes(self._columns_graph))  # heads, or blocks of features
+        sliceable = not derives and not any(is_row_fold(e) or is_number_fold(e) for e in self._columns_graph.eqns)
         self.whole = not self._columns_graph.results or sliceable
         affordable = rows if self.whole else max(self.block, 4 * BLOCK_ELEMENTS // spec.d)
         edges = {self.block} if spec.by_sets else {m for m in EDGE_ROWS if m < rows and m <= affordable}
@@ -127,12 +127,11 @@ class Bits:
         """Where the columns that are compared are in a sum, and their sums over the first ``rows`` rows."""
         d = self.spec.d
         count = min(max(COLUMN_ELEMENTS // max(rows, 1), LEAST_COLUMNS), MOST_COLUMNS)
-        there: Any = slice(None)
-        columns = there
+        columns: Any = slice(None)
         if self.whole and d > count and rows * d > BLOCK_ELEMENTS:
             inner = np.random.default_rng(d).choice(d, count - 2, replace=False)
             columns = np.unique([0, d - 1, *inner])
-            there = self._xp.asarray(columns)
+        there = columns if isinstance(columns, slice) else self._xp.asarray(columns)
         if not self._columns_graph.results:
             return there, {}
         repeat, of_sets, sliced = np.arange(rows) % self.block, np.arange(rows // self.inner) % self._sets, {}

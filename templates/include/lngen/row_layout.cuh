@@ -101,33 +101,24 @@ template <typename Threads, int D_, int SEGMENT_, int N_, int RUN_, int ACCESS_>
     }
 };
 
-// The layout of a row of heads over its threads. A vector has two runs of N / 2 neighbours, as far apart as the halves of a
-// head: its elements i and i + N / 2 are a plane of a rotation by halves, and the first level of a tree over the head. So
-// HEAD / N neighbouring threads have a head. A block has SEGMENTS of the segments, which are whole heads.
-template <typename Threads, int D_, int SEGMENT_, int HEAD, int N_, int ACCESS_> struct HeadRowLayout : Threads {
-    static constexpr int D = D_, SEGMENT = SEGMENT_, N = N_, RUN = N_ / 2, ACCESS = ACCESS_, LANES = HEAD / N;
-    static constexpr int SEGMENTS = D / SEGMENT / Threads::BLOCKS_PER_ROW, BLOCK_COLUMNS = SEGMENTS * SEGMENT;
-    static constexpr int SEGMENT_VECTORS = SEGMENT / N;
-    static constexpr int PER_SEGMENT = (SEGMENT_VECTORS + Threads::THREADS - 1) / Threads::THREADS;
-    static constexpr int VECTORS = SEGMENTS * PER_SEGMENT;
-    static_assert(SEGMENT % HEAD == 0 && HEAD % N == 0 && Threads::THREADS % LANES == 0, "threads have whole heads");
-    static_assert(BLOCK_COLUMNS * Threads::BLOCKS_PER_ROW == D, "whole segments for each block");
-    static __device__ __forceinline__ int first_column() { return Threads::rank() * BLOCK_COLUMNS; }
-    static __device__ __forceinline__ int columns() { return BLOCK_COLUMNS; }
-    static __device__ __forceinline__ constexpr int behind(int v, int i) {  // the thread's first column
-        return v / PER_SEGMENT * SEGMENT + v % PER_SEGMENT * Threads::THREADS * N + i / RUN * (HEAD / 2) + i % RUN;
+// The same for a row of heads: a vector has two runs of N / 2 neighbours, as far apart as the halves of a head. Its elements
+// i and i + N / 2 are a plane of a rotation by halves, and the first level of a tree over the head. So HEAD / N
+// neighbouring threads have a head. Segments are whole heads.
+template <typename Threads, int D, int SEGMENT, int HEAD, int N, int ACCESS>
+struct HeadRowLayout : PartialRowLayout<Threads, D, SEGMENT, N, N / 2, ACCESS> {
+    using Base = PartialRowLayout<Threads, D, SEGMENT, N, N / 2, ACCESS>;
+    static constexpr int LANES = HEAD / N;
+    static_assert(D % SEGMENT == 0 && SEGMENT % HEAD == 0 && HEAD % N == 0, "whole heads in each segment");
+    static_assert(Threads::THREADS % LANES == 0, "threads have whole heads");
+    static __device__ __forceinline__ int own() {  // the thread's first column
+        return Base::first_column() + Threads::thread() / LANES * HEAD + Threads::thread() % LANES * Base::RUN;
     }
-    static __device__ __forceinline__ int own() {
-        return first_column() + Threads::thread() / LANES * HEAD + Threads::thread() % LANES * RUN;
+    static __device__ __forceinline__ constexpr int behind(int v, int i) {  // columns from there to element i of vector v
+        const int vector = v / Base::PER_SEGMENT * SEGMENT + v % Base::PER_SEGMENT * Threads::THREADS * N;
+        return vector + i / Base::RUN * (HEAD / 2) + i % Base::RUN;
     }
     static __device__ __forceinline__ int column(int v, int i) { return own() + behind(v, i); }
     template <typename T> static __device__ __forceinline__ T* at(T* p, int v, int i) { return p + own() + behind(v, i); }
-    static __device__ __forceinline__ bool owns(int v) {
-        const int round = v % PER_SEGMENT;
-        return (round + 1) * Threads::THREADS <= SEGMENT_VECTORS
-            || round * Threads::THREADS + Threads::thread() < SEGMENT_VECTORS;
-    }
-    static __device__ __forceinline__ bool holds(int v, int) { return owns(v); }
 };
 
 // The layout of columns over the grid's first dimension: each thread has a vector of N columns, moved ACCESS at a time.

@@ -107,8 +107,8 @@ template <typename Op, typename Finish, typename Real> struct SetSum {
     const Real* partials;
     Real* parts;
 
-    // Adds `count` partial rows in STRANDS partial sums, which are tree-reduced. What a thread loads is in flight together
-    // with what it loads of the other sums.
+    // What a thread adds of partial rows, ROWS of them at a time, in STRANDS partial sums, which are tree-reduced. Loads
+    // precede additions, so that those of all sums are in flight together.
     template <int STRANDS> struct Strands {
         static constexpr int ROWS = STRANDS > 8 ? STRANDS : 8 / STRANDS * STRANDS, STEP = ROWS * Finish::THREADS;
         const SetSum& sum;
@@ -145,7 +145,7 @@ template <typename Op, typename Finish, typename Real> struct SetSum {
         }
     };
 
-    // The total of a thread's column, that of its number.
+    // The total of the column that this thread completes: of those that its threads share, the one with its number.
     __device__ __forceinline__ Real total() const {
         Real own[Finish::THREADS];
         const int lane = static_cast<int>(threadIdx.x) % Finish::LANES;
@@ -154,7 +154,7 @@ template <typename Op, typename Finish, typename Real> struct SetSum {
     }
 };
 
-// Adds some strands of sums, of all of which the partial rows are loaded together.
+// Adds `count` partial rows of all sums, as many rows at a time as are in flight together.
 template <typename Finish, typename... Strands>
 __device__ __forceinline__ void add_strands(long long count, Strands... sums) {
     constexpr int STEPS[] = {Strands::STEP...};

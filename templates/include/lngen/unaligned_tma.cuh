@@ -53,15 +53,16 @@ __device__ __forceinline__ void tma_load_span(void* to, const T* row, bool last,
     tma_load(to, span.first, span.bytes, barrier);
 }
 
-// Vector v of a thread, of the whole units of 16 bytes in which a stage has the block's columns of a row, one for each
-// vector that threads own. Columns that begin inside a unit may end in one more. Its elements then take the place of
-// what lies before the columns in unit 0. Elements behind them are `least`. All threads together have every column, but
-// a thread has other columns here than by Row::column. `from` is where column 0 would be.
+// Vector v of a thread, of the whole units of 16 bytes in which a stage has the block's columns of a row. Columns that begin
+// inside unit 0 may end in one unit more than the threads own. The first thread takes the elements of that last unit in
+// place of the elements before the columns in unit 0. Elements behind the columns are `least`. All threads together have
+// every column, but a thread has other columns here than by Row::column. `from` is where column 0 would be.
 template <typename Row, typename T>
 __device__ __forceinline__ Vec<T, Row::N> stage_vector(const T* from, int v, unsigned short least) {
     static_assert(Row::N * sizeof(T) == 16, "a vector is a unit");
     constexpr int LAST = Row::D - (Row::BLOCKS_PER_ROW - 1) * Row::BLOCK_COLUMNS;  // columns of the last block
     const int segment = v / Row::PER_SEGMENT * Row::SEGMENT_VECTORS, columns = Row::columns();
+    // Some thread may have the last column in its vector v.
     const bool ends = (segment + (v % Row::PER_SEGMENT + 1) * Row::THREADS) * Row::N > LAST;
     const T* first = from + Row::first_column();
     const int at = (segment + Row::vector_in_segment(v)) * Row::N - misalignment(first);

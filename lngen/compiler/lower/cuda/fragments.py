@@ -105,14 +105,16 @@ class Sum:
         """The operation in C."""
         return f"MaxOfPairs<{self.halves}>" if self.halves else f"{self.op}<{self.real}>"
 
-    def begin_of_block(self, halves: bool) -> str:
-        """C++: the declaration of what a thread has of a block of features, or of a run of each half of it."""
-        neutral = ", ".join([f"{self.functor}::neutral()"] * (1 + halves))
-        return f"{self.real} {self.name}_block_[{1 + halves}] = {{{neutral}}};"
+    def begin_of_block(self, chunks: int) -> str:
+        """C++: the declaration of a number for each chunk that a thread has of a block of features."""
+        neutral = ", ".join([f"{self.functor}::neutral()"] * chunks)
+        return f"{self.real} {self.name}_block_[{chunks}] = {{{neutral}}};"
 
-    def fold_of_block(self, lanes: int, halves: bool) -> str:
-        """C++: the statement that folds what neighbouring threads have of it."""
-        return f"reduce_{'halves' if halves else 'lanes'}<{self.functor}, /* lanes */ {lanes}>({self.name}_block_);"
+    def fold_of_block(self, lanes: int, chunks: int) -> str:
+        """C++: the statement that folds the numbers of neighbouring threads."""
+        return (
+            f"reduce_{'lanes' if chunks == 1 else 'halves'}<{self.functor}, /* lanes */ {lanes}>({self.name}_block_);"
+        )
 
     @property
     def partials(self) -> str:

@@ -10,7 +10,6 @@ from lngen.compiler.problem.footprint import (
     column_threads,
     exchanged_values,
     groups_of_a_block,
-    has_halves,
     met_bytes,
     met_numbers,
     ring_shared,
@@ -18,7 +17,7 @@ from lngen.compiler.problem.footprint import (
     row_numbers,
     scratch_numbers,
     stage_bytes,
-    vector_elements,
+    vector_chunks,
 )
 from lngen.rules import Stretch
 
@@ -36,8 +35,8 @@ def _types(s: Schedule, p: Problem, exact: bool, overtaken: bool) -> list[tuple[
     threads = _template("Block", threads=s.threads, rows=s.rows_per_block)
     if s.cluster > 1:
         threads = _template("Cluster", blocks=s.cluster, threads=s.threads, rows=s.rows_per_block)
-    if has_halves(s, p):
-        names = {"D": p.d, "segment": p.segment, "head": p.halved, "vector": vector_elements(s, p), "access": s.vec}
+    if (chunks := vector_chunks(s, p)) > 1:
+        names = {"D": p.d, "segment": p.segment, "head": p.halved, "vector": p.chunk * chunks, "access": s.vec}
         row = _template("HeadRowLayout", threads, **names)
     elif exact:
         row = _template("RowLayout", threads, D=p.d, segment=p.segment, vector=p.chunk, access=s.vec)

@@ -31,12 +31,12 @@ from lngen.compiler.lower.cuda.spelling import (
 from lngen.compiler.problem import STAGED, Problem, Schedule
 from lngen.compiler.problem.footprint import (
     exchanged_values,
-    has_halves,
     leading_dimension,
     partial_values,
     stage_bytes,
     stay_packed,
     unit,
+    vector_chunks,
     vectors_per_thread,
 )
 
@@ -356,7 +356,7 @@ def row_spelling(graph: Graph, row: RowKernel) -> Spelling:
         d=p.d,
         vector=p.chunk,
         lanes=p.lanes,
-        halves=has_halves(s, p),
+        chunks=vector_chunks(s, p),
         meets=p.blocks_meet,
     )
 

@@ -183,7 +183,7 @@ class Spelling:
     cluster         the blocks of a cluster share a row
     d, vector       features of a row, and of a vector
     lanes           neighbouring threads that fold a block of so many features, or what they have of it
-    halves          a vector has a run of each half of a block
+    chunks          of a block that a vector has: one, or one of each half
     meets           what threads share of a block has met in shared memory before
     """
 
@@ -202,7 +202,7 @@ class Spelling:
     d: int = 0
     vector: int = 1
     lanes: Callable[[int], int] = lambda features: 1
-    halves: bool = False
+    chunks: int = 1
     meets: bool = False
 
     def statements(self, eqns: Iterable[Eqn]) -> tuple[Statement, ...]:
@@ -359,19 +359,19 @@ def _meeting(loop: Loop, s: Spelling) -> LoopText:
 
 
 def _blocks(part: Blocks, s: Spelling, inputs: Inputs) -> BlocksText:
-    """Neighbouring threads fold what each has of a block: its runs from left to right, then a tree over lanes."""
-    sums, of_run = named(part.folds), "i_ / Row::RUN" if s.halves else "0"
-    lanes = [s.lanes(_features(e.to)) // (1 + s.halves) for e in part.folds]
-    fold = [Statement(t.fold_of_block(n, s.halves)) for t, n in zip(sums, lanes, strict=True)]
+    """Neighbouring threads fold what each has of a block: its chunks from left to right, then a tree over lanes."""
+    sums, of_chunk = named(part.folds), "i_ / Row::RUN" if s.chunks > 1 else "0"
+    lanes = [s.lanes(_features(e.to)) // s.chunks for e in part.folds]
+    fold = [Statement(t.fold_of_block(n, s.chunks)) for t, n in zip(sums, lanes, strict=True)]
     whole = [Statement(f"const {t.real} {t.cname} = {t.name}_block_[0];", t.note) for t in sums]
     return BlocksText(
         before=(
-            *(Statement(t.begin_of_block(s.halves)) for t in sums),
+            *(Statement(t.begin_of_block(s.chunks)) for t in sums),
             *map(_vector, part.turned),
         ),
         element=(
             *map(inputs.statement, part.element),
-            *(_term(e, inputs, "", f"{e.out.name}_block_[{of_run}]") for e in part.folds),
+            *(_term(e, inputs, "", f"{e.out.name}_block_[{of_chunk}]") for e in part.folds),
             *(_of_vector(e, inputs) for e in part.turned),
         ),
         after=(*(_turn(e, inputs) for e in part.turned), *fold, *whole, *map(inputs.statement, part.after)),
