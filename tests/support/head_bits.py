@@ -27,7 +27,7 @@ FORMS: dict[str, Schedule] = {
 }
 MOST = 6144  # features of a row: those of heads that meet in shared memory, in backward
 any_seed = pytest.mark.parametrize(
-    "seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(300)]
+    "seed", [pytest.param(n, marks=[] if n < 3 else pytest.mark.full) for n in range(375)]
 )
 
 
